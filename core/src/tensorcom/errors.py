@@ -1,9 +1,10 @@
 """Exceptions of tensorcom.
 
-Owns the names, fields and texts of every error that the packages raise; knows nothing of what raises them.
+Owns the names, fields and texts of every error that the packages raise; knows nothing of what
+raises them.
 
-Each class takes its reason first and everything else by keyword, so that frameworks which rebuild an
-exception from one message (torch's loader workers do) keep the class and the text.
+Each class takes its reason first and everything else by keyword, so that frameworks which rebuild
+an exception from one message (torch's loader workers do) keep the class and the text.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 
-def _rebuild(cls: Callable[..., TensorcomError], reason: str, fields: dict[str, Any]) -> TensorcomError:
-    return cls(reason, **fields)
+def _rebuild(cls: type[TensorcomError], reason: str, fields: dict[str, Any]) -> TensorcomError:
+    error = cls.__new__(cls, reason)
+    TensorcomError.__init__(error, reason, **fields)
+    return error
 
 
 class TensorcomError(Exception):
@@ -133,7 +136,9 @@ class SendTimeoutError(TransportError, TimeoutError):
 
     timeout_s: float | None
 
-    def __init__(self, reason: str, *, url: str | None = None, timeout_s: float | None = None) -> None:
+    def __init__(
+        self, reason: str, *, url: str | None = None, timeout_s: float | None = None
+    ) -> None:
         """Describe a send that timed out."""
         super().__init__(reason, url=url, timeout_s=timeout_s)
 
@@ -258,7 +263,11 @@ class MissingDependencyError(TensorcomError, ImportError):
         super().__init__(reason, package=package, install_command=install_command)
 
     @classmethod
-    def for_package(cls, package: str, purpose: str, install_command: str) -> MissingDependencyError:
+    def for_package(
+        cls, package: str, purpose: str, install_command: str
+    ) -> MissingDependencyError:
         """Build the error for `package`, needed for `purpose`."""
-        reason = f"{purpose} needs the package {package!r}, which is not installed: {install_command}"
+        reason = (
+            f"{purpose} needs the package {package!r}, which is not installed: {install_command}"
+        )
         return cls(reason, package=package, install_command=install_command)

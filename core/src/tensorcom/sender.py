@@ -1,0 +1,147 @@
+"""The sending half of a connection: identity, numbers, copies and end words.
+
+Owns what is added to a batch on its way out; leaves frames to `message` and sockets to `transport`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tensorcom.arrays import as_array
+from tensorcom.errors import SendTimeoutError, TenbinError
+from tensorcom.message import Message, encode_message
+from tensorcom.meta import Meta
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from tensorcom.buffers import BufferPool
+    from tensorcom.transport import Transport
+
+_FIRST_PAUSE_S = 0.01
+_LONGEST_PAUSE_S = 1.0
+_WIDE = ("float64", "int64", "uint64", "complex128")
+
+
+class Sender:
+    """Sends messages over a transport and numbers them.
+
+    Args:
+        transport: where to.
+        pool: memory that copies are made in.
+        multipart: one frame per array instead of one per message.
+        send_meta: add the meta frame.
+    """
+
+    def __init__(
+        self, transport: Transport, pool: BufferPool, *, multipart: bool, send_meta: bool
+    ) -> None:
+        self._transport = transport
+        self._pool = pool
+        self._multipart = multipart
+        self._send_meta = send_meta
+        self._source = ""
+        self._pid = 0
+        self._next_seq: dict[bytes, int] = {}
+
+    def send(
+        self,
+        message: Message,
+        *,
+        allow64: bool,
+        copy: bool,
+        timeout_s: float | None,
+        check: Callable[[], None] | None,
+    ) -> tuple[int, int]:
+        """Send one message, its meta completed.
+
+        Returns:
+            Its payload bytes and its samples.
+        """
+        arrays = [as_array(value, index=i) for i, value in enumerate(message.arrays)]
+        if not allow64:
+            _refuse_wide(arrays)
+        samples = message.meta.samples
+        if samples is None:
+            samples = count_samples(arrays)
+        meta = (
+            self._complete(message.meta, message.topic, samples)
+            if self._send_meta
+            else message.meta
+        )
+        frames = encode_message(
+            Message(arrays, message.infos, message.topic, meta),
+            multipart=self._multipart,
+            copy=self._pool.copy if copy else None,
+        )
+        self._transport.send(frames, timeout_s=timeout_s, check=check)
+        if self._send_meta:
+            self._next_seq[message.topic] = (meta.seq or 0) + 1
+        return sum(array.nbytes for array in arrays), samples
+
+    def finish(
+        self,
+        word: str,
+        *,
+        topic: bytes,
+        sources: int | None,
+        check: Callable[[], None] | None,
+    ) -> None:
+        """Say an end word to every reader, after all that was sent has left.
+
+        A pushing socket gives each message to one reader, so the word is said until each reader must
+        have heard it: now and then while some are behind, for those that wait for more already, and
+        to all in turn when nothing is queued any more.
+        """
+        meta = Meta(end=word, sources=sources, samples=0)
+        if self._send_meta:
+            meta = self._complete(meta, topic, 0)
+        frames = encode_message(Message((), (), topic, meta), multipart=self._multipart)
+        pause_s = _FIRST_PAUSE_S
+        while self._transport.in_flight():
+            if check is not None:
+                check()
+            if self._transport.kind == "push":
+                with contextlib.suppress(SendTimeoutError):
+                    self._transport.send(frames, timeout_s=0)
+            self._transport.flush(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        rounds = 2 * max(self._transport.peers(), 1) if self._transport.kind == "push" else 1
+        for _ in range(rounds):
+            with contextlib.suppress(SendTimeoutError):
+                self._transport.send(frames, timeout_s=0)
+
+    def _complete(self, meta: Meta, topic: bytes, samples: int) -> Meta:
+        if self._pid != os.getpid():  # a forked child is another source
+            self._source, self._pid, self._next_seq = uuid.uuid4().hex[:12], os.getpid(), {}
+        return replace(
+            meta,
+            source=self._source,
+            seq=self._next_seq.get(topic, 0),
+            samples=samples,
+            times={**meta.times, "sent": time.time()},
+        )
+
+
+def count_samples(arrays: Sequence[Any]) -> int:
+    """Return the leading axis of the first array, 1 if it has none, 0 without arrays."""
+    if not arrays:
+        return 0
+    shape: Sequence[int] = getattr(arrays[0], "shape", ())
+    return int(shape[0]) if len(shape) else 1
+
+
+def _refuse_wide(arrays: Sequence[NDArray[Any]]) -> None:
+    for index, array in enumerate(arrays):
+        if array.dtype.name in _WIDE:
+            raise TenbinError(
+                f"dtype {array.dtype.name} needs allow64=True, or fewer bits by .astype('i4')",
+                index=index,
+            )

@@ -1,0 +1,79 @@
+"""What a socket needs to know before it opens: its limits and the addresses that can be bound.
+
+Owns the options with their defaults and the checks that give better reasons than ZeroMQ's own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket as stdlib_socket
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+from tensorcom.errors import BindError
+
+if TYPE_CHECKING:
+    from tensorcom.zmq_url import ZmqUrl
+
+
+@dataclass(frozen=True, slots=True)
+class SocketOptions:
+    """Limits and times of a socket; a URL's options override them for that URL.
+
+    Attributes:
+        hwm: most messages queued per peer; None derives it from `hwm_bytes` and the message size.
+        hwm_bytes: most bytes that one end holds; half of it may wait in a peer's queue.
+        max_frame_bytes: largest frame sent or accepted.
+        timeout_s: seconds that a send or receive waits; None waits for ever.
+        linger_ms: longest that `close` waits for queued messages to leave.
+        heartbeat_s: interval of heartbeats; 0 turns them off.
+        nodrop: a publisher waits for a slow subscriber instead of dropping its messages.
+        curve_key: own CURVE certificate file with the secret key.
+        curve_server_key: public certificate file of the binding end, for the connecting one.
+    """
+
+    hwm: int | None = None
+    hwm_bytes: int = 256_000_000
+    max_frame_bytes: int = 2**31 - 1
+    timeout_s: float | None = 60.0
+    linger_ms: int = 10_000
+    heartbeat_s: float = 10.0
+    nodrop: bool = False
+    curve_key: str | None = None
+    curve_server_key: str | None = None
+
+    def for_url(self, url: ZmqUrl) -> SocketOptions:
+        """Return these options with those of `url` in front."""
+        known = {f.name for f in fields(self)}
+        return replace(self, **{k: v for k, v in url.options.items() if k in known})  # type: ignore[arg-type]
+
+
+def bindable(url: ZmqUrl) -> str:
+    """Return the endpoint to bind: ZeroMQ binds addresses, not host names."""
+    if url.transport != "tcp":
+        return url.endpoint
+    host, _, port = url.address.rpartition(":")
+    if port == "0":
+        port = "*"
+    if host == "*" or host.startswith("[") or host[0].isdigit():
+        return f"tcp://{host}:{port}"
+    try:
+        found = stdlib_socket.getaddrinfo(host, None, stdlib_socket.AF_INET)
+    except OSError:
+        return f"tcp://{host}:{port}"  # perhaps a network interface, which ZeroMQ knows
+    return f"tcp://{found[0][4][0]}:{port}"
+
+
+def check_ipc(url: ZmqUrl) -> None:
+    """Refuse an ipc path whose folder is missing or that a living server holds."""
+    if url.transport != "ipc" or url.address.startswith("@"):
+        return
+    folder = os.path.dirname(url.address) or "."  # noqa: PTH120 - the path may be no UTF-8
+    if not os.path.isdir(folder):  # noqa: PTH112
+        raise BindError(f"folder {folder!r} of the ipc socket does not exist", url=str(url))
+    with stdlib_socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(url.address)
+        except OSError:
+            return  # nobody listens; ZeroMQ replaces a left-over socket file
+    raise BindError("address is in use by a running server", url=str(url))
