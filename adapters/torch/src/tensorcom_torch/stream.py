@@ -1,0 +1,253 @@
+"""TensorcomDataset: a stream as a torch IterableDataset.
+
+Owns how loader workers and ranks share a stream; the stream itself is core's Connection.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+from torch.utils.data import IterableDataset, get_worker_info
+
+from tensorcom import Connection, Stream, ZmqUrlError
+from tensorcom.converters import check_layout, to_tensor
+from tensorcom.progress import Progress, ProgressBoard
+from tensorcom.zmq_url import ZmqUrl, expand_urls, parse_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from tensorcom.meta import Meta
+
+    Converters = str | Callable[[Any], Any] | Sequence[Callable[[Any], Any] | None] | None
+
+
+class TensorcomDataset(IterableDataset[list[Any]]):
+    """Batches of tensors from a stream.
+
+    Use it with `DataLoader(dataset, batch_size=None, num_workers=n)`: the batches are made by the
+    servers. Each message is yielded once over all workers, whatever `n` and the start method:
+
+    - PUSH/PULL: connecting sockets share the stream.
+    - PUB/SUB with a URL for each worker or more: the URLs are dealt out to the workers.
+    - PUB/SUB with fewer URLs than workers: every worker reads them, each keeps its share by number.
+    - A URL that binds serves one worker only; with several it is an error that names zrpull.
+
+    The ranks of a distributed job share publishers in the same way; pulling ranks share by nature.
+
+    Sockets open where the iteration runs, in the worker or, without workers, in this process, and
+    stay open between iterations: the next one goes on where the last one stopped.
+
+    Args:
+        urls: a ZMQ URL or several, braces expanded.
+        length: batches yielded in one iteration, over all workers of this process, and the value of
+            `len()`. None iterates to the end of the stream, and has no length.
+        converters: as of `Connection`; None yields tensors with the dtypes that were sent.
+        batch_transforms: functions applied to the numpy arrays first, by position.
+        layout: (sent, wanted) layout of the first array, such as ("NHWC", "NCHW"); None leaves it.
+        rebatch: samples per yielded batch; None leaves the batches as they were sent.
+        shuffle: samples in a shuffle buffer between received and yielded batches, 0 for none; needs
+            `rebatch`.
+        seed: seed of the shuffle buffer; None takes torch's.
+        timeout_s: seconds to wait for a message; None waits for ever.
+        on_bad_message: "raise" MessageError on a message that is none of ours, or "skip" and count.
+        infos: infos that each message must have, None for any.
+        shard: (rank, ranks) of this process in its job; None takes them from torch.distributed if
+            it is initialised, else from the variables RANK and WORLD_SIZE, else (0, 1).
+        **options: further options of `Connection`: topic filters go into the URL.
+
+    Yields:
+        A list of tensors per batch, in memory of their own, writable.
+
+    Raises:
+        ZmqUrlError: a URL is wrong, sends, or binds and is iterated by several workers.
+        ReceiveTimeoutError: no message came in time.
+        MessageError: a message is none of ours and `on_bad_message` is "raise".
+    """
+
+    def __init__(
+        self,
+        urls: str | Iterable[str],
+        *,
+        length: int | None = None,
+        converters: Converters = None,
+        batch_transforms: Sequence[Callable[[Any], Any] | None] | None = None,
+        layout: tuple[str, str] | None = None,
+        rebatch: int | None = None,
+        shuffle: int = 0,
+        seed: int | None = None,
+        timeout_s: float | None = 60.0,
+        on_bad_message: str = "raise",
+        infos: Sequence[str] | None = None,
+        shard: tuple[int, int] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._urls = [parse_url(text) for text in expand_urls(urls)]
+        if any(url.sends for url in self._urls):
+            sending = next(url for url in self._urls if url.sends)
+            raise ZmqUrlError(f"{sending.scheme} sends; a data set receives", url=str(sending))
+        if shuffle and not rebatch:
+            raise ValueError(f"shuffle={shuffle} needs rebatch, the batch size to yield")
+        check_layout(layout)
+        self._length = length
+        self._rebatch = rebatch
+        self._shuffle = shuffle
+        self._seed = seed
+        self._shard = _current_shard() if shard is None else shard
+        self._iterations = 0
+        self._board = ProgressBoard()
+        self._live: _Live | None = None
+        self._config: dict[str, Any] = {
+            "batch_transforms": batch_transforms,
+            "converters": to_tensor if converters is None else converters,
+            "layout": layout,
+            "timeout_s": timeout_s,
+            "on_bad_message": on_bad_message,
+            "infos": infos,
+            **options,
+        }
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("the length of this stream is unknown; give length=N")
+        return self._length
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the configuration; a live socket stays with its process."""
+        return {**self.__dict__, "_live": None, "_iterations": 0}
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        urls, split = self._share(worker, workers)
+        if not urls:
+            return iter(())
+        iteration, self._iterations = self._iterations, self._iterations + 1
+        live = self._open(urls, split)
+        if info is None:
+            progress = Progress(self._length, servers=live.connection.servers)
+        else:
+            progress = self._board.join(
+                info.seed - info.id,
+                iteration,
+                worker,
+                self._length,
+                servers=live.connection.servers,
+            )
+        if not self._rebatch:
+            return live.connection.items(progress=progress)
+        return self._rebatched(live, progress)
+
+    def _share(self, worker: int, workers: int) -> tuple[list[ZmqUrl], tuple[int, int] | None]:
+        """Return the URLs of a worker and, where readers share a publisher, its part of it."""
+        urls = self._urls
+        binding = [url for url in urls if url.binds]
+        if binding and workers > 1:
+            scheme, other = ("zrpull", "zrpush") if urls[0].kind == "pull" else ("zsub", "zpub")
+            raise ZmqUrlError(
+                f"binds, which one worker can do and {workers} cannot; let the servers bind "
+                f"({other}) and read with {scheme}, or use num_workers <= 1",
+                url=str(binding[0]),
+            )
+        reader = self._shard[0] * workers + worker
+        readers = self._shard[1] * workers
+        if binding or urls[0].kind == "pull" or readers == 1:
+            return urls, None
+        if len(urls) >= readers:
+            return urls[reader::readers], None
+        return urls, (reader, readers)
+
+    def _open(self, urls: list[ZmqUrl], split: tuple[int, int] | None) -> _Live:
+        """Return what this process has open: kept between iterations, so that nothing is lost."""
+        if self._live is None or self._live.pid != os.getpid():
+            connection = Connection(
+                [str(url) for url in urls], noexpand=True, split=split, lazy=True, **self._config
+            )
+            self._live = _Live(connection)
+        return self._live
+
+    def _rebatched(self, live: _Live, progress: Progress) -> Iterator[list[Any]]:
+        """Yield batches of another size; samples left over go into the next iteration."""
+        live.relay.target = progress
+        if live.batches is None:
+            stream = Stream(lambda: live.connection.items(progress=live.relay))
+            if self._shuffle:
+                seed = torch.initial_seed() if self._seed is None else self._seed
+                stream = stream.unbatched().shuffled(self._shuffle, seed=seed)
+            live.batches = iter(stream.rebatch(self._rebatch or 1))
+        while progress.claim():
+            batch = next(live.batches, None)
+            if batch is None:
+                live.batches = None
+                return
+            yield list(batch)
+
+    def close(self) -> None:
+        """Close this process's socket; iterating again opens a new one."""
+        if self._live is not None and self._live.pid == os.getpid():
+            self._live.connection.close()
+        self._live = None
+
+
+class _Live:
+    """What one process has open."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.pid = os.getpid()
+        self.relay = _Relay()
+        self.batches: Iterator[Sequence[Any]] | None = None
+
+
+class _Relay(Progress):
+    """Progress of an iteration that counts the batches it yields, not those it receives.
+
+    The generator that receives outlives an iteration; `target` is the progress of the current one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.target = Progress(None)
+
+    def claim(self) -> bool:
+        return True
+
+    def note_end(self, meta: Meta) -> None:
+        self.target.note_end(meta)
+
+    @property
+    def complete(self) -> bool:
+        return self.target.ended
+
+
+def _current_shard() -> tuple[int, int]:
+    """Return (rank, ranks) of this process."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def from_stream(
+    urls: str | Iterable[str],
+    *,
+    length: int | None = None,
+    layout: tuple[str, str] | None = None,
+    timeout_s: float | None = 60.0,
+    on_bad_message: str = "raise",
+) -> TensorcomDataset:
+    """Return a data set over a stream; every adapter has this function with these arguments.
+
+    Args:
+        urls: a ZMQ URL or several, braces expanded.
+        length: batches in one iteration; None iterates to the end of the stream.
+        layout: (sent, wanted) layout of the first array; None leaves it.
+        timeout_s: seconds to wait for a message; None waits for ever.
+        on_bad_message: "raise" or "skip".
+    """
+    return TensorcomDataset(
+        urls, length=length, layout=layout, timeout_s=timeout_s, on_bad_message=on_bad_message
+    )
