@@ -1,0 +1,1 @@
+"""Helpers for tests of tensorcom and of programs that use it; nothing here imports pytest."""
