@@ -6,12 +6,13 @@ costs a page fault per 4 KiB, as much time as the copy into it. Knows nothing of
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from tensorcom.locks import ForkLock
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +41,7 @@ class BufferPool:
 
     def __init__(self, max_free_bytes: int = 64 << 20) -> None:
         self._max_free_bytes = max_free_bytes
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._free: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
         self._free_bytes = 0
         self._leases: dict[int, weakref.ref[NDArray[np.uint8]]] = {}
@@ -57,7 +58,9 @@ class BufferPool:
             raw = self._find(capacity)
         if raw is None:
             raw = aligned_array(capacity)
-        lease = raw[:size_bytes]
+        # Over a memoryview, not a slice: of arrays, numpy keeps only the last base of a chain alive.
+        # So the lease is what every view holds on to.
+        lease: NDArray[np.uint8] = np.frombuffer(raw.data[:size_bytes], np.uint8)
         key = id(lease)
         returned = self._returned
 

@@ -20,12 +20,12 @@ from tensorcom.converters import (
 )
 from tensorcom.errors import ZmqUrlError
 from tensorcom.message import Message
-from tensorcom.pipeline import Stream
+from tensorcom.pipeline import Steps
 from tensorcom.progress import IterationOver, Progress
 from tensorcom.receiver import BAD_MESSAGE_POLICIES, Receiver
 from tensorcom.sender import Sender, count_samples
 from tensorcom.socket_options import SocketOptions
-from tensorcom.stats import ConnectionStats
+from tensorcom.stats import ConnectionStats, Reporter
 from tensorcom.transport import Transport
 from tensorcom.zmq_url import ZmqUrl, expand_urls, parse_url
 
@@ -42,7 +42,7 @@ _USE_DEFAULT: Any = object()
 _POOL_BYTES = 128 << 20
 
 
-class Connection:
+class Connection(Steps):
     """A stream of tensors, sent or received.
 
     The first fourteen arguments are those of the original tensorcom, in its order.
@@ -452,31 +452,6 @@ class Connection:
         """Fewest sources there are: one for each address that this end connects to."""
         return max(1, len({u.endpoint for u in self._urls if not u.binds}))
 
-    def unbatched(self) -> Stream:
-        """Iterate over samples instead of batches."""
-        return Stream(self.items).unbatched()
-
-    def shuffled(self, buffer: int, *, seed: int | None = None) -> Stream:
-        """Iterate in random order through a buffer of batches; `unbatched()` first for samples."""
-        return Stream(self.items).shuffled(buffer, seed=seed)
-
-    def rebatch(self, n: int, *, partial: bool = True) -> Stream:
-        """Iterate over batches of `n` samples."""
-        return Stream(self.items).rebatch(n, partial=partial)
-
-    def _reporter(self, report: int) -> _Reporter:
-        return _Reporter(self.stats, report if report > 0 else self.report)
-
-
-class _Reporter:
-    """Logs the rates every so many samples or messages."""
-
-    def __init__(self, stats: ConnectionStats, every: int) -> None:
-        self._stats, self._every = stats, every
-        self._count, self._next = 0, every
-
-    def add(self, count: int) -> None:
-        self._count += count
-        if self._every > 0 and self._count >= self._next:
-            logger.info("%d: %s", self._count, self._stats.summary())
-            self._next += self._every * ((self._count - self._next) // self._every + 1)
+    def _reporter(self, report: int) -> Reporter:
+        every = report if report > 0 else self.report
+        return Reporter(every, lambda count: logger.info("%d: %s", count, self.stats.summary()))

@@ -16,32 +16,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
-class Stream:
-    """An iterable of batches or samples with steps to chain; each step is a new Stream.
+class Steps:
+    """Steps for whatever iterates over tuples of arrays; each returns a new Stream to chain on."""
 
-    Args:
-        start: called at each iteration; returns the iterator of tuples of arrays.
-        batched: whether the tuples are batches (leading axis N) or samples.
-    """
-
-    def __init__(
-        self, start: Callable[[], Iterable[Sequence[Any]]], *, batched: bool = True
-    ) -> None:
-        self._start = start
-        self._batched = batched
+    _batched = True
 
     def __iter__(self) -> Iterator[Sequence[Any]]:
-        return iter(self._start())
+        raise NotImplementedError
 
     def unbatched(self) -> Stream:
         """Yield each sample of each batch; samples are views of their batch."""
-        self._need(batched=True, step="unbatched")
+        if not self._batched:
+            raise ValueError("unbatched() needs batches, these are samples")
         return Stream(lambda: _unbatch(self), batched=False)
 
     def shuffled(self, buffer: int, *, seed: int | None = None) -> Stream:
-        """Yield in random order through a buffer of `buffer` samples (or batches).
+        """Yield in random order through a buffer of `buffer` batches, or samples if unbatched.
 
-        What waits in the buffer is copied, so that it does not keep whole batches alive.
+        What waits in the buffer is copied, so that a sample does not keep its whole batch alive.
         """
         if buffer < 1:
             raise ValueError(f"buffer={buffer}, expected 1 or more")
@@ -56,13 +48,26 @@ class Stream:
         """
         if n < 1:
             raise ValueError(f"n={n}, expected 1 or more")
-        if self._batched:
-            return Stream(lambda: _rebatch(self, n, partial=partial))
-        return Stream(lambda: _batch(self, n, partial=partial))
+        regroup = _rebatch if self._batched else _batch
+        return Stream(lambda: regroup(self, n, partial=partial))
 
-    def _need(self, *, batched: bool, step: str) -> None:
-        if self._batched != batched:
-            raise ValueError(f"{step}() needs {'batches' if batched else 'samples'}")
+
+class Stream(Steps):
+    """An iterable of batches or samples.
+
+    Args:
+        start: called at each iteration; returns the tuples of arrays.
+        batched: whether the tuples are batches (leading axis N) or samples.
+    """
+
+    def __init__(
+        self, start: Callable[[], Iterable[Sequence[Any]]], *, batched: bool = True
+    ) -> None:
+        self._start = start
+        self._batched = batched
+
+    def __iter__(self) -> Iterator[Sequence[Any]]:
+        return iter(self._start())
 
 
 def _unbatch(batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:

@@ -96,9 +96,9 @@ class Sender:
     ) -> None:
         """Say an end word to every reader, after all that was sent has left.
 
-        A pushing socket gives each message to one reader, so the word is said until each reader must
-        have heard it: now and then while some are behind, for those that wait for more already, and
-        to all in turn when nothing is queued any more.
+        A pushing socket gives each message to one reader, so the word is said until each must have
+        heard it: now and then while some are behind, for those that wait for more already, and to
+        all in turn when nothing is queued any more.
         """
         meta = Meta(end=word, sources=sources, samples=0)
         if self._send_meta:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tensorcom.meta import Meta
 
 MAX_SOURCES = 1024
@@ -197,3 +199,23 @@ class ConnectionStats(Statistics):
                 for key, s in self.sources.items()
             },
         }
+
+
+class Reporter:
+    """Calls back every so many samples or messages.
+
+    Args:
+        every: how many; 0 or less never.
+        report: called with the count so far.
+    """
+
+    def __init__(self, every: int, report: Callable[[int], None]) -> None:
+        self._every, self._report = every, report
+        self._count, self._next = 0, every
+
+    def add(self, count: int) -> None:
+        """Count `count` more."""
+        self._count += count
+        if self._every > 0 and self._count >= self._next:
+            self._report(self._count)
+            self._next += self._every * ((self._count - self._next) // self._every + 1)

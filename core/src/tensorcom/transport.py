@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -27,6 +26,7 @@ from tensorcom.errors import (
     TransportError,
     ZmqUrlError,
 )
+from tensorcom.locks import ForkLock
 from tensorcom.socket_options import SocketOptions, bindable, check_ipc
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _COPY_BELOW_BYTES = 1024
 
 
 _inproc_context: tuple[int, zmq.Context[Any]] | None = None
-_inproc_lock = threading.Lock()
+_inproc_lock = ForkLock()
 
 
 def _context(*, inproc: bool, io_threads: int) -> zmq.Context[Any]:
@@ -125,7 +125,7 @@ class Transport:
         self._urls = list(urls)
         self._defaults = options or SocketOptions()
         self._options = [self._defaults.for_url(url) for url in urls]
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
         self._opened: _Open | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._closed = False
@@ -271,6 +271,11 @@ class Transport:
                 for url, end in pairs
             ]
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError(
+            f"sockets cannot be pickled: {self._urls[0]}; pickle the Connection, which opens its own"
+        )
+
     def close(self, *, flush: bool = True, linger_ms: int | None = None) -> int:
         """Send what is queued, within `linger_ms`, and close.
 
@@ -403,8 +408,7 @@ class Transport:
                     if left_ms <= 0:
                         return None
                     continue
-                frames = [part.buffer for part in parts]
-                return frames
+                return [part.buffer for part in parts]
 
     # -- peers --------------------------------------------------------------------------------
 

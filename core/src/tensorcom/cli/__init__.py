@@ -1,0 +1,1 @@
+"""Command line of tensorcom: one module per command, imported only when that command runs."""

@@ -1,0 +1,33 @@
+"""Images: folders of them, their pixels, and the usual augmentation.
+
+Owns what turns image files into uint8 RGB arrays of one size; knows nothing of batches or streams.
+"""
+
+from __future__ import annotations
+
+from tensorcom.images.augment import (
+    center_crop,
+    normalize,
+    random_flip,
+    random_resized_crop,
+    random_resized_crop_box,
+    resize_crop,
+)
+from tensorcom.images.decode import MAX_PIXELS, decode_image, detect_format
+from tensorcom.images.folder import IMAGE_SUFFIXES, ImageFolder, PathTable, training_folder
+
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "MAX_PIXELS",
+    "ImageFolder",
+    "PathTable",
+    "center_crop",
+    "decode_image",
+    "detect_format",
+    "normalize",
+    "random_flip",
+    "random_resized_crop",
+    "random_resized_crop_box",
+    "resize_crop",
+    "training_folder",
+]

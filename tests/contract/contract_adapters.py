@@ -1,0 +1,84 @@
+"""The adapters under contract: one entry each.
+
+An adapter turns a stream into its framework's own object; the suite sees it through this
+table only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """How the suite drives one adapter.
+
+    Attributes:
+        package: import package; its `from_stream(urls, *, length, layout, timeout_s,
+            on_bad_message)` returns the framework's iterable.
+        to_numpy: one yielded array as numpy.
+        loaders: by name, how the framework wraps a data set; "plain" iterates it as it is. Each
+            takes the data set and returns what yields its batches.
+        workers: by loader name, how many readers it opens.
+        closes: returns the function that gives a data set's resources back.
+        from_records: name of the package's function for records, "" while it has none.
+    """
+
+    package: str
+    to_numpy: Callable[[Any], NDArray[Any]]
+    loaders: dict[str, Callable[[Any], Iterable[Any]]]
+    workers: dict[str, int] = field(default_factory=dict)
+    close: Callable[[Any], None] = lambda dataset: dataset.close()
+    from_records: str = ""
+
+    def from_stream(self, urls: str | list[str], **arguments: Any) -> Any:
+        """Call the package's `from_stream`; a missing framework is an error here, never a skip."""
+        return importlib.import_module(self.package).from_stream(urls, **arguments)
+
+
+def _torch_loader(workers: int, start: str | None) -> Callable[[Any], Iterable[Any]]:
+    def load(dataset: Any) -> Iterable[Any]:
+        data = importlib.import_module("torch.utils.data")
+        return data.DataLoader(
+            dataset,
+            batch_size=None,
+            num_workers=workers,
+            multiprocessing_context=start,
+            persistent_workers=workers > 0,
+        )
+
+    return load
+
+
+def _torch_to_numpy(value: Any) -> NDArray[Any]:
+    torch = importlib.import_module("torch")
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    if value.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        return value.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return value.numpy()
+
+
+ADAPTERS = {
+    "torch": Adapter(
+        package="tensorcom_torch",
+        to_numpy=_torch_to_numpy,
+        loaders={
+            "plain": lambda dataset: dataset,
+            "workers0": _torch_loader(0, None),
+            "fork1": _torch_loader(1, "fork"),
+            "fork2": _torch_loader(2, "fork"),
+            "spawn2": _torch_loader(2, "spawn"),
+            "forkserver2": _torch_loader(2, "forkserver"),
+        },
+        workers={"fork2": 2, "spawn2": 2, "forkserver2": 2},
+    ),
+}
