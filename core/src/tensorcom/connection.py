@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tensorcom.buffers import BufferPool
 from tensorcom.converters import (
@@ -30,7 +30,6 @@ from tensorcom.transport import Transport
 from tensorcom.zmq_url import ZmqUrl, expand_urls, parse_url
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tensorcom.converters import Converter, Converters
@@ -40,6 +39,13 @@ logger = logging.getLogger(__name__)
 
 _USE_DEFAULT: Any = object()
 _POOL_BYTES = 128 << 20
+
+
+class StopSignal(Protocol):
+    """What tells a server to stop: a `threading.Event`, a fleet worker's `stopping`."""
+
+    def is_set(self) -> bool:
+        """Return whether to stop."""
 
 
 class Connection(Steps):
@@ -324,7 +330,7 @@ class Connection(Steps):
         *,
         end: str | None = None,
         sources: int | None = None,
-        stop: threading.Event | None = None,
+        stop: StopSignal | None = None,
         copy: bool | None = None,
     ) -> None:
         """Send everything that a source yields, waiting for readers as long as it takes.
@@ -335,7 +341,7 @@ class Connection(Steps):
             end: end word to say at the end, after all has left: "stream" ends the readers'
                 iteration, "epoch" is for them to see; None says nothing.
             sources: how many senders share the stream, so that readers wait for all their ends.
-            stop: ends the serving when set, also while no reader has room.
+            stop: ends the serving when it is set, also while no reader has room.
             copy: overrides the connection's `copy`.
         """
         reporter = self._reporter(report)

@@ -110,9 +110,7 @@ def random_flip(
     return np.ascontiguousarray(flipped)
 
 
-def center_crop(
-    image: NDArray[np.uint8], size: int = 224, resize: int = 256
-) -> NDArray[np.uint8]:
+def center_crop(image: NDArray[np.uint8], size: int = 224, resize: int = 256) -> NDArray[np.uint8]:
     """Return the centre of the image after its shorter side was resized to `resize`.
 
     Only the pixels of the result are computed, so that a long thin image costs no more than others.

@@ -206,6 +206,7 @@ def _to_rgb(image: Image.Image, kind: str, path: str | None) -> NDArray[np.uint8
         return np.repeat(gray[:, :, np.newaxis], 3, axis=2)
     if mode[0] == "I" or mode == "F":
         raise ImageError(
-            f"{kind} of mode {mode} has no defined range, expected 8 or 16 bits per sample", path=path
+            f"{kind} of mode {mode} has no defined range, expected 8 or 16 bits per sample",
+            path=path,
         )
     return np.array(image.convert("RGB"))
