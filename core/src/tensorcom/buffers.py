@@ -58,8 +58,8 @@ class BufferPool:
             raw = self._find(capacity)
         if raw is None:
             raw = aligned_array(capacity)
-        # Over a memoryview, not a slice: of arrays, numpy keeps only the last base of a chain alive.
-        # So the lease is what every view holds on to.
+        # Over a memoryview, not a slice: of a chain of arrays numpy keeps only the last alive. So
+        # this lease is what all views hold on to.
         lease: NDArray[np.uint8] = np.frombuffer(raw.data[:size_bytes], np.uint8)
         key = id(lease)
         returned = self._returned

@@ -340,7 +340,7 @@ class Connection(Steps):
             report: log the rates every so many samples; -1 takes the connection's.
             end: end word to say at the end, after all has left: "stream" ends the readers'
                 iteration, "epoch" is for them to see; None says nothing.
-            sources: how many senders share the stream, so that readers wait for all their ends.
+            sources: how many senders share the address, so that readers wait for all their ends.
             stop: ends the serving when it is set, also while no reader has room.
             copy: overrides the connection's `copy`.
         """
@@ -455,8 +455,8 @@ class Connection(Steps):
 
     @property
     def servers(self) -> int:
-        """Fewest sources there are: one for each address that this end connects to."""
-        return max(1, len({u.endpoint for u in self._urls if not u.binds}))
+        """Addresses that the stream comes from; each has one source or more."""
+        return max(1, len({url.endpoint for url in self._urls}))
 
     def _reporter(self, report: int) -> Reporter:
         every = report if report > 0 else self.report

@@ -29,7 +29,7 @@ class Meta:
         samples: samples in the batch.
         scan_groups: fidelity at which records were read.
         end: "epoch" on the last batch of an epoch, "stream" on the last of all.
-        sources: how many senders share this stream, if the sender knows.
+        sources: how many senders share the reader's address, if the sender knows; 1 if absent.
         times: Unix seconds by stage: "read", "decoded", "sent".
         extra: any further JSON-compatible values, kept as they came.
     """

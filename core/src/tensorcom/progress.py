@@ -35,7 +35,7 @@ class Progress:
 
     Args:
         length: messages in the iteration over all readers, None for no limit.
-        servers: fewest sources to wait for at the end.
+        servers: addresses that the stream comes from; each has as many sources as these say.
         cells: counters shared with the other readers of this iteration.
         lock: guards them.
     """
@@ -50,6 +50,7 @@ class Progress:
     ) -> None:
         self._length = length
         self._servers = servers
+        self._sources = 1
         self._cells: list[int] | _Window = [0] * _FIELDS if cells is None else cells
         self._lock = lock
         self._ended: set[str] = set()
@@ -64,13 +65,13 @@ class Progress:
 
     def note_end(self, meta: Meta) -> None:
         """Take in the end word of a source."""
-        self._servers = max(self._servers, meta.sources or 1)
+        self._sources = max(self._sources, meta.sources or 1)
         self._ended.add(meta.source or "")
 
     @property
     def ended(self) -> bool:
         """Whether every source has ended."""
-        return len(self._ended) >= self._servers
+        return len(self._ended) >= self._servers * self._sources
 
     @property
     def complete(self) -> bool:
@@ -118,7 +119,7 @@ class ProgressBoard:
             iteration: how often this process has iterated before, from 0.
             worker: index of this worker; one that joins the same iteration again starts it anew.
             length: messages in the iteration over all workers.
-            servers: fewest sources to wait for at the end.
+            servers: addresses that the stream comes from.
         """
         bit = 1 << (worker % 62)
         with _held(self._lock):

@@ -35,7 +35,7 @@ class Receiver:
         infos: infos that each message must have, None for any.
         on_bad_message: "raise" or "skip".
         split: (index, count): take each count-th message by number, beginning with index.
-        servers: fewest sources there are.
+        servers: addresses that the stream comes from.
     """
 
     def __init__(
@@ -100,19 +100,23 @@ class Receiver:
             self._stats.filtered += 1
             return False
         meta = envelope.meta
+        if meta.end == "stream" and self._is_news(meta.source):
+            self._stats.end(meta)
+            if progress is not None:
+                progress.note_end(meta)
+        if not envelope.parts:
+            return False  # an end word alone
         size = sum(len(part) for part in envelope.parts[1::2])
         self._stats.add_message(meta, envelope.topic, size)
-        if meta.end == "stream" and self._is_news(meta.source) and progress is not None:
-            progress.note_end(meta)
         if self._split is not None:
-            if meta.seq is None and envelope.parts:
+            if meta.seq is None:
                 raise MessageError(
                     "no number, so several readers cannot split this publisher; "
                     "use one reader, a URL for each reader, or zpush"
                 )
-            if (meta.seq or 0) % self._split[1] != self._split[0]:
+            if meta.seq % self._split[1] != self._split[0]:
                 return False
-        return bool(envelope.parts)  # an end word alone has none
+        return True
 
     def _is_news(self, source: str | None) -> bool:
         """Return whether an end word is the first of its source: it is said more than once."""

@@ -105,7 +105,6 @@ class SourceStats:
         self.samples += meta.samples or 0
         self.size_bytes += size_bytes
         self.last_seen = time.monotonic()
-        self.ended = self.ended or meta.end == "stream"
         if meta.seq is not None and (
             topic in self._next or len(self._next) < MAX_TOPICS_PER_SOURCE
         ):
@@ -150,14 +149,20 @@ class ConnectionStats(Statistics):
         """Count one received message."""
         self.add(size_bytes)
         self.samples += meta.samples or 0
-        if meta.source is None:
-            return
-        source = self.sources.get(meta.source)
-        if source is None:
+        if meta.source is not None:
+            self._source(meta.source).add(meta, topic, size_bytes)
+
+    def end(self, meta: Meta) -> None:
+        """Note that a source said the end of its stream."""
+        if meta.source is not None:
+            self._source(meta.source).ended = True
+
+    def _source(self, key: str) -> SourceStats:
+        if key not in self.sources:
             if len(self.sources) >= MAX_SOURCES:
-                del self.sources[min(self.sources, key=lambda key: self.sources[key].last_seen)]
-            source = self.sources[meta.source] = SourceStats()
-        source.add(meta, topic, size_bytes)
+                del self.sources[min(self.sources, key=lambda k: self.sources[k].last_seen)]
+            self.sources[key] = SourceStats()
+        return self.sources[key]
 
     @property
     def gaps(self) -> int:

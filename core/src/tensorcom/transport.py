@@ -273,7 +273,7 @@ class Transport:
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError(
-            f"sockets cannot be pickled: {self._urls[0]}; pickle the Connection, which opens its own"
+            f"sockets cannot be pickled ({self._urls[0]}); pickle the Connection instead"
         )
 
     def close(self, *, flush: bool = True, linger_ms: int | None = None) -> int:

@@ -30,8 +30,8 @@ def random_resized_crop_box(
 ) -> tuple[int, int, int, int]:
     """Choose the box of a random resized crop.
 
-    Ten attempts draw an area, uniform in `scale` of the image's, and a width by height, log-uniform in
-    `ratio`; the first that fits is placed uniformly. If none fits, the largest centred box whose
+    Ten attempts draw an area, uniform in `scale` of the image's, and a width by height, log-uniform
+    in `ratio`; the first that fits is placed uniformly. If none fits, the largest centred box whose
     aspect ratio is in `ratio` is taken.
 
     Args:
@@ -131,7 +131,7 @@ def center_crop(image: NDArray[np.uint8], size: int = 224, resize: int = 256) ->
         raise ValueError(f"resize {resize} is less than size {size}")
     height, width = image.shape[:2]
     short = min(height, width)
-    # The sizes and offsets of resizing everything, then the same pixels through a box of the source.
+    # The sizes and offsets of resizing everything, then the same pixels by a box of the source.
     full_height = int(resize * height / short)
     full_width = int(resize * width / short)
     top = round((full_height - size) / 2) * height / full_height

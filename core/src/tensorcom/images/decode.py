@@ -1,7 +1,7 @@
 """From the bytes of an image file to pixels.
 
-Owns the choice of decoder, the limits that hold before memory is taken, and the errors; knows nothing
-of folders or batches. Orientation tags are not applied, as in the usual training loaders.
+Owns the choice of decoder, the limits that hold before memory is taken, and the errors; knows
+nothing of folders or batches. Orientation tags are not applied, as in the usual training loaders.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ def decode_image(
 ) -> NDArray[np.uint8]:
     """Decode an image file to RGB, whatever its name ends in.
 
-    JPEG goes through libjpeg-turbo, where anything that it would only warn of is an error; everything
-    else, and JPEG that it cannot turn into RGB (CMYK, rare samplings), through Pillow. Gray becomes
-    RGB, alpha is dropped, 16-bit samples keep their upper byte, of several frames the first is taken.
+    JPEG goes through libjpeg-turbo, where anything that it would only warn of is an error;
+    everything else, and JPEG that it cannot turn into RGB (CMYK, rare samplings), through Pillow.
+    Gray becomes RGB, alpha is dropped, 16-bit samples keep their upper byte, of several frames the
+    first is taken.
 
     Args:
         data: the whole file.

@@ -72,8 +72,8 @@ class PathTable(Sequence[str]):
 class ImageFolder:
     """The images below `root`, labelled by the folder right below `root` that holds them.
 
-    Labels are positions in `sorted()` of the folder names, on every machine. Order within a class is
-    that of torchvision's `ImageFolder`: by directory path, then by file name. Names that start with
+    Labels are positions in `sorted()` of the folder names, on every machine. Order within a class
+    is that of torchvision's `ImageFolder`: by directory path, then by file name. Names that start with
     a dot are neither classes nor images. Links are followed, except those to a folder above them.
 
     Args:
@@ -88,7 +88,7 @@ class ImageFolder:
         skipped: how many names were passed over, by reason.
 
     Raises:
-        SourceError: `root` cannot be listed, holds no class folder or no image, or a class is empty.
+        SourceError: `root` cannot be listed, holds no class folder or image, or a class is empty.
     """
 
     root: str

@@ -68,7 +68,7 @@ class Recipe:
     seed: int = 0
     drop_last: bool = False
     on_error: str = "raise"
-    on_skip: Callable[[ImageError], None] | None = None
+    on_skip: Callable[[ImageError], object] | None = None
 
     def prepare(self, sample: Sample, epoch: int) -> NDArray[np.uint8] | None:
         """Decode and augment one sample; None if it is bad and skipped."""
