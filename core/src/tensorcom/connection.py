@@ -372,7 +372,7 @@ class Connection(Steps):
 
         Ownership: the arrays are the caller's, writable and never used again by the connection.
         """
-        return self._finish(self._take(self._limit(_USE_DEFAULT), None))
+        return self._finish(self.receive(self._limit(_USE_DEFAULT), None))
 
     def recv_message(self, *, timeout_s: float | None = _USE_DEFAULT) -> Message:
         """Receive one message with its topic and meta; arrays are numpy and not transformed.
@@ -396,8 +396,18 @@ class Connection(Steps):
             raise ZmqUrlError(f"a {self._urls[0].scheme} connection sends, it does not receive")
         return self._receiver
 
-    def _take(self, limit: float | None, progress: Progress | None) -> Message | list[memoryview]:
-        """Return the next message for this reader; frames if `raw`."""
+    def receive(self, limit: float | None, progress: Progress | None) -> Message | list[memoryview]:
+        """Return the next message for this reader as it came; its frames if `raw`.
+
+        Args:
+            limit: seconds to wait, None for ever.
+            progress: told of ends, and asked while waiting whether the iteration is over.
+
+        Raises:
+            IterationOver: `progress` says so.
+            ReceiveTimeoutError: nothing came in time.
+            MessageError: the message is none of ours and `on_bad_message` is "raise".
+        """
         receiver = self._receiving()
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -429,7 +439,7 @@ class Connection(Steps):
         reporter = self._reporter(report)
         while (self.total < 0 or self._count < self.total) and not progress.complete:
             try:
-                item = self._take(self._limit(_USE_DEFAULT), progress)
+                item = self.receive(self._limit(_USE_DEFAULT), progress)
             except IterationOver:
                 return
             if not progress.claim():

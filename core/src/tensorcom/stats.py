@@ -80,7 +80,9 @@ class SourceStats:
         messages: messages received.
         samples: samples in them, as far as they say.
         size_bytes: payload bytes in them.
-        gaps: messages missing by number; meaningful where this receiver gets all (PUB/SUB).
+        missed: messages that went by before the first that came, by its number.
+        gaps: messages missing by number since then. Both are meaningful where this receiver should
+            get all (PUB/SUB).
         duplicates: messages whose number had come before.
         last_seen: monotonic seconds at which the last one came.
         ended: whether the source said that its stream is over.
@@ -91,6 +93,7 @@ class SourceStats:
     messages: int = 0
     samples: int = 0
     size_bytes: int = 0
+    missed: int = 0
     gaps: int = 0
     duplicates: int = 0
     last_seen: float = 0.0
@@ -105,16 +108,29 @@ class SourceStats:
         self.samples += meta.samples or 0
         self.size_bytes += size_bytes
         self.last_seen = time.monotonic()
-        if meta.seq is not None and (
-            topic in self._next or len(self._next) < MAX_TOPICS_PER_SOURCE
-        ):
-            expected = self._next.get(topic, meta.seq)
-            if meta.seq < expected:
-                self.duplicates += 1
-            else:
-                self.gaps += meta.seq - expected
-                self._next[topic] = meta.seq + 1
+        if meta.seq is not None and self._skip_to(meta.seq, topic):
+            self._next[topic] += 1
         self._add_stages(meta.times)
+
+    def end(self, meta: Meta, topic: bytes) -> None:
+        """Note the end of the stream; its number says what was lost last."""
+        self.ended = True
+        if meta.seq is not None and meta.seq >= self._next.get(topic, 0):
+            self._skip_to(meta.seq, topic)
+
+    def _skip_to(self, seq: int, topic: bytes) -> bool:
+        """Count what is missing before number `seq`; return whether it is the next one then."""
+        if topic not in self._next:
+            if len(self._next) >= MAX_TOPICS_PER_SOURCE:
+                return False
+            self.missed += seq
+            self._next[topic] = seq
+        if seq < self._next[topic]:
+            self.duplicates += 1
+            return False
+        self.gaps += seq - self._next[topic]
+        self._next[topic] = seq
+        return True
 
     def _add_stages(self, times: dict[str, float]) -> None:
         previous = None
@@ -152,10 +168,10 @@ class ConnectionStats(Statistics):
         if meta.source is not None:
             self._source(meta.source).add(meta, topic, size_bytes)
 
-    def end(self, meta: Meta) -> None:
+    def end(self, meta: Meta, topic: bytes) -> None:
         """Note that a source said the end of its stream."""
         if meta.source is not None:
-            self._source(meta.source).ended = True
+            self._source(meta.source).end(meta, topic)
 
     def _source(self, key: str) -> SourceStats:
         if key not in self.sources:
@@ -163,6 +179,11 @@ class ConnectionStats(Statistics):
                 del self.sources[min(self.sources, key=lambda k: self.sources[k].last_seen)]
             self.sources[key] = SourceStats()
         return self.sources[key]
+
+    @property
+    def missed(self) -> int:
+        """Messages that went by before the first that came, over all sources."""
+        return sum(source.missed for source in self.sources.values())
 
     @property
     def gaps(self) -> int:
@@ -177,7 +198,7 @@ class ConnectionStats(Statistics):
     def last_seen_s(self) -> dict[str, float]:
         """Return seconds since the last message of each source."""
         now = time.monotonic()
-        return {key: now - source.last_seen for key, source in self.sources.items()}
+        return {key: now - s.last_seen for key, s in self.sources.items() if s.messages}
 
     def as_dict(self) -> dict[str, Any]:
         """Return all figures as JSON-compatible values."""
@@ -189,6 +210,7 @@ class ConnectionStats(Statistics):
             "bytes_per_s": self.recent_throughput(),
             "bad": self.bad,
             "filtered": self.filtered,
+            "missed": self.missed,
             "gaps": self.gaps,
             "duplicates": self.duplicates,
             "sources": {
@@ -196,6 +218,7 @@ class ConnectionStats(Statistics):
                     "messages": s.messages,
                     "samples": s.samples,
                     "size_bytes": s.size_bytes,
+                    "missed": s.missed,
                     "gaps": s.gaps,
                     "duplicates": s.duplicates,
                     "ended": s.ended,

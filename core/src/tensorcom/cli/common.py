@@ -129,6 +129,44 @@ def _drop_output() -> None:
         os.close(null)
 
 
+class StopRequest:
+    """Asks to stop at the next good moment instead of at once.
+
+    Attributes:
+        error: what the first SIGINT or SIGTERM would have raised; None while none came.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        error = KeyboardInterrupt() if number == signal.SIGINT else Terminated()
+        if self.error is not None:
+            raise error
+        self.error = error
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Turn the first SIGINT or SIGTERM into a request to stop; the second one raises.
+
+    Yields:
+        The request, to look at between steps that must not be torn apart.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    # A program in the background of a script ignores SIGINT, and goes on to.
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, request._handle) for number in numbers}
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
     """Let SIGTERM unwind the command as Ctrl-C does, where signals can be handled."""

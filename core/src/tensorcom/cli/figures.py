@@ -138,9 +138,10 @@ class Histogram:
 
     def _start(self, low: float, high: float) -> None:
         if self._integer:
-            span = math.floor(high) - math.floor(low) + 1
+            span: float = math.floor(high) - math.floor(low) + 1
             self._width = 2.0 ** max(math.ceil(math.log2(span / _FINE_BINS)), 0)
-            self._low = math.floor(low) - self._width * ((_FINE_BINS - span // self._width) // 2)
+            slack = (_FINE_BINS - span // self._width) // 2
+            self._low = math.floor(low) - self._width * slack
             return
         # Twice the range, so that a little more to either side fits without joining bins.
         span = high - low

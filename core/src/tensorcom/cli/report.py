@@ -177,7 +177,7 @@ class Meter:
                 duplicates=source.duplicates,
                 epoch=self._epochs.get(key),
                 ended=source.ended,
-                seen_at=source.last_seen,
+                seen_at=source.last_seen if source.messages else None,
             )
         total = self._total(counts)
         row = _row(
@@ -313,6 +313,6 @@ def _caption(report: Report, state: str) -> str:
     stages = report.total.mean_stage_s
     whole = sum(stages.values())
     if whole > 0:
-        shares = ", ".join(f"{name} {100 * value / whole:.0f} %" for name, value in stages.items())
-        lines.append(f"of the time until →… : {shares}")
+        shares = ", ".join(f"→{name} {100 * value / whole:.0f} %" for name, value in stages.items())
+        lines.append(f"time of a batch: {shares}")
     return "\n".join(lines)

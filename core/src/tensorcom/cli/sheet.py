@@ -166,21 +166,21 @@ def draw_sheet(
     tiles = [_tile(image, style.tile) for image in pixels]
     wide, high = max(t.width for t in tiles), max(t.height for t in tiles)
     wide = max(wide, min(style.tile, 96))  # room for a label under a narrow image
-    size = min(max(style.tile // 11, 11), 20)
+    size = min(max(style.tile // 12, 11), 15)
     font = ImageFont.load_default(size)
     line = size + size // 4
-    below = _LINES * line + _GAP // 2 if any(labels) else 0
-    sheet = Image.new(
-        "RGB",
-        (columns * (wide + _GAP) + _GAP, rows * (high + below + _GAP) + _GAP),
-        _BACKGROUND,
-    )
+    measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    captions = [_wrap(measure, label, font, wide) for label in labels]
+    lines = max(len(caption) for caption in captions)
+    below = lines * line + _GAP // 2 if lines else 0
+    area = (columns * (wide + _GAP) + _GAP, rows * (high + below + _GAP) + _GAP)
+    sheet = Image.new("RGB", area, _BACKGROUND)
     draw = ImageDraw.Draw(sheet)
-    for i, (tile, label) in enumerate(zip(tiles, labels, strict=True)):
+    for i, (tile, caption) in enumerate(zip(tiles, captions, strict=True)):
         left = _GAP + (i % columns) * (wide + _GAP)
         top = _GAP + (i // columns) * (high + below + _GAP)
         sheet.paste(tile, (left + (wide - tile.width) // 2, top + (high - tile.height) // 2))
-        for number, text in enumerate(_wrap(draw, label, font, wide)):
+        for number, text in enumerate(caption):
             place = (left + wide / 2, top + high + _GAP // 2 + number * line)
             draw.text(place, text, font=font, fill=_TEXT, anchor="ma")
     return sheet
@@ -204,17 +204,17 @@ def _tile(image: NDArray[np.uint8], side: int) -> Image.Image:
 
 def _wrap(draw: ImageDraw.ImageDraw, text: str, font: Font, width: int) -> list[str]:
     """Break a label into at most two lines that fit, the last one cut with `…`."""
+    rest = " ".join(text.split())
     lines: list[str] = []
-    words = text.split()
-    while words and len(lines) < _LINES:
-        taken = 1
-        while taken < len(words) and _fits(draw, " ".join(words[: taken + 1]), font, width):
-            taken += 1
-        if len(lines) == _LINES - 1:
-            taken = len(words)
-        lines.append(_cut(draw, " ".join(words[:taken]), font, width))
-        words = words[taken:]
-    return lines
+    while rest and len(lines) < _LINES - 1 and not _fits(draw, rest, font, width):
+        end = len(rest)
+        while end > 1 and not _fits(draw, rest[:end], font, width):
+            end -= 1
+        space = rest.rfind(" ", 0, end + 1)
+        end = space if space > 0 else end  # a word that is too long breaks where it must
+        lines.append(rest[:end])
+        rest = rest[end:].strip()
+    return [*lines, _cut(draw, rest, font, width)] if rest else lines
 
 
 def _fits(draw: ImageDraw.ImageDraw, text: str, font: Font, width: int) -> bool:
@@ -226,4 +226,4 @@ def _cut(draw: ImageDraw.ImageDraw, text: str, font: Font, width: int) -> str:
         return text
     while text and not _fits(draw, f"{text}…", font, width):
         text = text[:-1]
-    return f"{text}…"
+    return f"{text.rstrip()}…"

@@ -144,8 +144,7 @@ class Reader:
         while count is None or count > 0:
             try:
                 watch.check()
-                # Private: `recv_message` does not take the progress, which knows the end.
-                item = self.connection._take(self._limit_s, watch)
+                item = self.connection.receive(self._limit_s, watch)
             except IterationOver:
                 return
             count = None if count is None else count - 1
