@@ -82,7 +82,16 @@ def test_a_cut_file_is_an_error_with_its_name(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "head", [b"junk", b"[]", b'{"arrays": -1, "topic": "", "meta": {}}', b'{"arrays": 1}']
+    "head",
+    [
+        b"junk",
+        b"[]",
+        b"[" * 100_000,
+        b'{"arrays": -1, "topic": "", "meta": {}}',
+        b'{"arrays": 1e999, "topic": "", "meta": {}}',
+        b'{"arrays": 1}',
+    ],
+    ids=["junk", "list", "deep", "negative", "infinite", "short"],
 )
 def test_a_damaged_head_is_an_error(tmp_path, head) -> None:
     tenbin.save(tmp_path / "a.ten", np.frombuffer(head, np.uint8), infos=["~message"])

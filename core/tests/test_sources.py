@@ -135,6 +135,15 @@ def test_drop_last(photos) -> None:
     assert [len(m.arrays[1]) for m in messages] == [4, 4, 4]
 
 
+def test_an_endless_source_without_a_batch_is_an_error(photos) -> None:
+    with pytest.raises(SourceError, match="epoch 0 gives no batch of 100"):
+        next(folder_batches(photos, recipe(batch_size=100, drop_last=True)))
+    for path in photos.rglob("*.jpg"):
+        path.write_bytes(b"bad")
+    with pytest.raises(SourceError, match="images are bad or too few"):
+        next(folder_batches(photos, recipe(on_error="skip")))
+
+
 def test_a_bad_image_is_named_or_skipped(photos) -> None:
     (photos / "class1" / "07.jpg").write_bytes(jpeg(70)[:-300])
     with pytest.raises(ImageError, match=r"class1/07\.jpg"):
@@ -206,6 +215,17 @@ def test_bad_shards_are_named(shards, tmp_path) -> None:
         info = tarfile.TarInfo("a.jpg")
         tar.addfile(info, io.BytesIO())
     with pytest.raises(SourceError, match=r"x\.tar:a: sample's cls is b'', expected a number"):
+        next(shard_batches(str(tmp_path / "x.tar"), recipe()))
+
+
+@pytest.mark.parametrize("label", [b"cat", b"-1", b"2147483648", b"9" * 5000])
+def test_a_bad_label_is_named(tmp_path, label) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for name, data in (("a.jpg", jpeg(1)), ("a.cls", label)):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    with pytest.raises(SourceError, match=r"x\.tar:a: sample's cls is b.*up to 2147483647"):
         next(shard_batches(str(tmp_path / "x.tar"), recipe()))
 
 

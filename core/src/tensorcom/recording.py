@@ -134,6 +134,6 @@ def _parse_head(
         if count < 0:
             raise ValueError(f"it has {count} arrays")  # noqa: TRY301
         meta = decode_meta(META_MAGIC + json.dumps(head["meta"]).encode())
-    except (ValueError, KeyError, TypeError, MessageError) as exc:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, MessageError) as exc:
         raise SourceError(f"message at byte {offset} is damaged: {exc}", path=str(path)) from exc
     return count, Message((), (), topic, meta)

@@ -73,8 +73,8 @@ class ImageFolder:
     """The images below `root`, labelled by the folder right below `root` that holds them.
 
     Labels are positions in `sorted()` of the folder names, on every machine. Order within a class
-    is that of torchvision's `ImageFolder`: by directory path, then by file name. Names that start with
-    a dot are neither classes nor images. Links are followed, except those to a folder above them.
+    is that of torchvision's `ImageFolder`: by directory path, then by file name. Names that start
+    with a dot are neither classes nor images. Links are followed, except those to a folder above.
 
     Args:
         root: the folder that holds the class folders.

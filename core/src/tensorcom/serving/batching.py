@@ -5,6 +5,7 @@ Owns the threads and the assembly of a batch; knows nothing of where samples com
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -100,13 +101,14 @@ def epoch_batches(samples: Iterable[Sample], recipe: Recipe, epoch: int) -> Iter
     Raises:
         ImageError: an image is bad and the recipe says to raise.
     """
-    waiting: deque[tuple[int, Future[NDArray[np.uint8] | None]]] = deque()
-    ahead = max(_BATCHES_AHEAD * recipe.batch_size, recipe.threads + 1)
+    waiting: deque[tuple[int, Future[_Prepared]]] = deque()
+    # One more than whole batches: none then straddles a wait for the reader of the one before.
+    ahead = max(_BATCHES_AHEAD * recipe.batch_size, recipe.threads) + 1
     batch = _Batch(recipe, epoch)
     with ThreadPoolExecutor(recipe.threads, thread_name_prefix="tensorcom-decode") as pool:
         try:
             for sample in samples:
-                waiting.append((sample.label, pool.submit(recipe.prepare, sample, epoch)))
+                waiting.append((sample.label, pool.submit(_prepare_timed, recipe, sample, epoch)))
                 if len(waiting) < ahead:
                     continue
                 label, future = waiting.popleft()
@@ -123,6 +125,22 @@ def epoch_batches(samples: Iterable[Sample], recipe: Recipe, epoch: int) -> Iter
         yield batch.take()
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A decoded sample, None if it was skipped, and the Unix seconds of its start and end."""
+
+    image: NDArray[np.uint8] | None
+    started: float
+    ended: float
+
+
+def _prepare_timed(recipe: Recipe, sample: Sample, epoch: int) -> _Prepared:
+    # Taken in the thread: samples are decoded ahead, while the reader of batches is slow.
+    started = time.time()
+    image = recipe.prepare(sample, epoch)
+    return _Prepared(image, started, time.time())
+
+
 class _Batch:
     """A batch that fills up; each one is in new memory, which the reader may keep."""
 
@@ -134,15 +152,17 @@ class _Batch:
     def _start(self) -> None:
         recipe = self._recipe
         self.count = 0
-        self._since = time.time()
+        self._read, self._decoded = math.inf, 0.0
         self._images = np.empty((recipe.batch_size, recipe.size, recipe.size, 3), np.uint8)
         self._labels = np.empty(recipe.batch_size, np.int32)
 
-    def add(self, image: NDArray[np.uint8] | None, label: int) -> bool:
+    def add(self, sample: _Prepared, label: int) -> bool:
         """Add an image unless it was skipped; return whether the batch is full."""
-        if image is None:
+        if sample.image is None:
             return False
-        self._images[self.count] = image
+        self._read = min(self._read, sample.started)
+        self._decoded = max(self._decoded, sample.ended)
+        self._images[self.count] = sample.image
         self._labels[self.count] = label
         self.count += 1
         return self.count == self._recipe.batch_size
@@ -151,7 +171,7 @@ class _Batch:
         images: NDArray[np.uint8] | NDArray[np.float32] = self._images[: self.count]
         if self._recipe.normalize:
             images = normalize(self._images[: self.count])
-        times = {"read": self._since, "decoded": time.time()}
+        times = {"read": self._read, "decoded": self._decoded}
         meta = Meta(epoch=self._epoch, index=self._index, times=times)
         message = Message([images, self._labels[: self.count]], INFOS, meta=meta)
         self._index += 1

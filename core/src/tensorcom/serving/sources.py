@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 IMAGE_KEYS = ("jpg", "jpeg", "png", "ppm", "webp")
 LABEL_KEY = "cls"
 SHUFFLE_BUFFER = 1000
+_MAX_LABEL = 2**31 - 1  # labels are int32
+_LABEL_DIGITS = 20
 
 
 def _epochs(count: int | None) -> Iterable[int]:
@@ -59,7 +61,8 @@ def folder_batches(
         count: how many senders there are.
 
     Raises:
-        SourceError: the folder holds no images, or fewer than there are senders.
+        SourceError: the folder holds no images, or fewer than there are senders; or an epoch has no
+            batch, since every image is bad or `drop_last` leaves none.
         ImageError: an image is bad and the recipe says to raise.
     """
     folder = ImageFolder(training_folder(root))
@@ -76,7 +79,15 @@ def folder_batches(
             _file_sample(folder, int(order[number]), number)
             for number in range(index, len(order), count)
         )
-        yield from epoch_batches(samples, recipe, epoch)
+        sent = 0
+        for message in epoch_batches(samples, recipe, epoch):
+            sent += 1
+            yield message
+        if not sent:
+            raise SourceError(
+                f"epoch {epoch} gives no batch of {recipe.batch_size}: images are bad or too few",
+                path=printable(folder.root),
+            )
 
 
 def _file_sample(folder: ImageFolder, position: int, number: int) -> Sample:
@@ -185,10 +196,11 @@ def _shard_sample(fields: dict[str, Any], shard: str) -> Sample:
         raise SourceError(
             f"sample has no image, expected one of {', '.join(IMAGE_KEYS)}", path=printable(place)
         )
-    label = bytes(fields.get(LABEL_KEY, b""))
-    if not label.strip().isdigit():
+    label = bytes(fields.get(LABEL_KEY, b"")).strip()
+    if not label.isdigit() or len(label) > _LABEL_DIGITS or int(label) > _MAX_LABEL:
         raise SourceError(
-            f"sample's {LABEL_KEY} is {label[:20]!r}, expected a number", path=printable(place)
+            f"sample's {LABEL_KEY} is {label[:20]!r}, expected a number up to {_MAX_LABEL}",
+            path=printable(place),
         )
     return Sample(partial(bytes, image), int(label), 0, printable(place))
 
