@@ -6,6 +6,7 @@ Owns the fields, their JSON form and its limits; knows nothing of arrays or sock
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ META_MAGIC = b"~TenMeta"
 MAX_META_BYTES = 65536
 END_WORDS = ("epoch", "stream")
 MAX_SEQ = 2**63 - 1
+MAX_TIME_S = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +87,26 @@ def decode_meta(frame: bytes | memoryview) -> Meta:
     if not raw.startswith(META_MAGIC):
         raise MessageError(f"meta frame starts with {raw[:8]!r}, expected {META_MAGIC!r}")
     try:
-        values = json.loads(raw[len(META_MAGIC) :])
+        values = json.loads(
+            raw[len(META_MAGIC) :].decode(), parse_constant=_finite, parse_float=_finite
+        )
     except (ValueError, RecursionError) as exc:
         raise MessageError(f"meta frame is not JSON: {exc}") from exc
     if not isinstance(values, dict):
         raise MessageError(f"meta frame holds a JSON {type(values).__name__}, expected an object")
     return _check(values)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"it holds {text}")
+    return value
+
+
+def _is_time(value: object) -> bool:
+    # Within floats, and so are sums of them.
+    return type(value) in (int, float) and -MAX_TIME_S <= value <= MAX_TIME_S  # type: ignore[operator]
 
 
 def _check(values: dict[str, Any]) -> Meta:
@@ -101,12 +117,14 @@ def _check(values: dict[str, Any]) -> Meta:
             raise MessageError(f"meta field {name!r} is {value!r:.80}, expected an integer from 0")
         known[name] = value
     source = values.pop("source", None)
-    if source is not None and not (isinstance(source, str) and len(source) <= 200):
-        raise MessageError("meta field 'source' is no string of at most 200 characters")
+    if source is not None and not (
+        isinstance(source, str) and len(source) <= 200 and source.isprintable()
+    ):
+        raise MessageError("meta field 'source' is no printable string of at most 200 characters")
     end = values.pop("end", None)
     if end is not None and end not in END_WORDS:
         raise MessageError(f"meta field 'end' is {end!r:.80}, expected one of {END_WORDS}")
     times = values.pop("times", {})
-    if not isinstance(times, dict) or any(type(v) not in (int, float) for v in times.values()):
-        raise MessageError("meta field 'times' is no object of numbers")
+    if not isinstance(times, dict) or not all(map(_is_time, times.values())):
+        raise MessageError("meta field 'times' is no object of times")
     return Meta(**known, source=source, end=end, times=times, extra=values)

@@ -100,9 +100,9 @@ class Receiver:
             self._stats.filtered += 1
             return False
         meta = envelope.meta
-        if meta.end == "stream" and self._is_news(meta.source):
-            self._stats.end(meta)
-            if progress is not None:
+        if meta.end == "stream":
+            self._stats.end(meta, envelope.topic)
+            if self._is_news(meta.source) and progress is not None:
                 progress.note_end(meta)
         if not envelope.parts:
             return False  # an end word alone

@@ -68,6 +68,7 @@ class Sender:
         arrays = [as_array(value, index=i) for i, value in enumerate(message.arrays)]
         if not allow64:
             _refuse_wide(arrays)
+        self._transport.check_frame(max((array.nbytes for array in arrays), default=0))
         samples = message.meta.samples
         if samples is None:
             samples = count_samples(arrays)
@@ -100,23 +101,40 @@ class Sender:
         heard it: now and then while some are behind, for those that wait for more already, and to
         all in turn when nothing is queued any more.
         """
-        meta = Meta(end=word, sources=sources, samples=0)
-        if self._send_meta:
-            meta = self._complete(meta, topic, 0)
-        frames = encode_message(Message((), (), topic, meta), multipart=self._multipart)
+        frames = self._end_frames(word, topic, sources)
         pause_s = _FIRST_PAUSE_S
         while self._transport.in_flight():
             if check is not None:
                 check()
             if self._transport.kind == "push":
                 with contextlib.suppress(SendTimeoutError):
-                    self._transport.send(frames, timeout_s=0)
+                    self._transport.send(frames, timeout_s=0, expendable=True)
             self._transport.flush(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        rounds = 2 * max(self._transport.peers(), 1) if self._transport.kind == "push" else 1
-        for _ in range(rounds):
+        if self._transport.kind == "pub":  # to the readers of each topic
+            words = [
+                self._end_frames(word, key, sources)
+                for key in dict.fromkeys([topic, *self._topics()])
+            ]
+        else:
+            words = [frames] * (2 * max(self._transport.peers(), 1))
+        for frames in words:
             with contextlib.suppress(SendTimeoutError):
-                self._transport.send(frames, timeout_s=0)
+                self._transport.send(frames, timeout_s=0, expendable=True)
+        # A reader that pauses now gets it all the same; one that has left needs no word.
+        while not self._transport.flush(_FIRST_PAUSE_S) and self._transport.peers():
+            if check is not None:
+                check()
+
+    def _topics(self) -> list[bytes]:
+        """Return the topics that this process has published under."""
+        return list(self._next_seq) if self._pid == os.getpid() else []
+
+    def _end_frames(self, word: str, topic: bytes, sources: int | None) -> list[bytes | memoryview]:
+        meta = Meta(end=word, sources=sources, samples=0)
+        if self._send_meta:
+            meta = self._complete(meta, topic, 0)
+        return encode_message(Message((), (), topic, meta), multipart=self._multipart)
 
     def _complete(self, meta: Meta, topic: bytes, samples: int) -> Meta:
         if self._pid != os.getpid():  # a forked child is another source

@@ -7,13 +7,26 @@ from __future__ import annotations
 
 import os
 import socket as stdlib_socket
+import stat
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from tensorcom.errors import BindError
+from tensorcom.errors import BindError, ZmqUrlError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tensorcom.zmq_url import ZmqUrl
+
+
+_BOUNDS: Mapping[str, tuple[int, int]] = {
+    "hwm": (1, 10**9),
+    "hwm_bytes": (1, 2**63 - 1),
+    "max_frame_bytes": (1, 2**63 - 1),
+    "timeout_s": (0, 10**9),
+    "linger_ms": (0, 10**9),
+    "heartbeat_s": (0, 86400),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +55,24 @@ class SocketOptions:
     curve_key: str | None = None
     curve_server_key: str | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse values that ZeroMQ would read as no limit, or not at all."""
+        for name, (low, high) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is None and name in ("hwm", "timeout_s"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name}={value!r} is no number")
+            if not low <= value <= high:
+                raise ValueError(f"{name}={value!r}, expected {low} to {high}")
+
     def for_url(self, url: ZmqUrl) -> SocketOptions:
         """Return these options with those of `url` in front."""
         known = {f.name for f in fields(self)}
-        return replace(self, **{k: v for k, v in url.options.items() if k in known})  # type: ignore[arg-type]
+        try:
+            return replace(self, **{k: v for k, v in url.options.items() if k in known})  # type: ignore[arg-type]
+        except ValueError as exc:
+            raise ZmqUrlError(f"option {exc}", url=str(url)) from exc
 
 
 def bindable(url: ZmqUrl) -> str:
@@ -71,6 +98,9 @@ def check_ipc(url: ZmqUrl) -> None:
     folder = os.path.dirname(url.address) or "."  # noqa: PTH120 - the path may be no UTF-8
     if not os.path.isdir(folder):  # noqa: PTH112
         raise BindError(f"folder {folder!r} of the ipc socket does not exist", url=str(url))
+    if os.path.lexists(url.address) and not stat.S_ISSOCK(os.lstat(url.address).st_mode):  # noqa: PTH110, PTH116
+        # ZeroMQ would remove it.
+        raise BindError(f"{url.address!r} exists and is no socket", url=str(url))
     with stdlib_socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM) as probe:
         try:
             probe.connect(url.address)

@@ -32,15 +32,17 @@ SCHEMES: Mapping[str, tuple[str, bool]] = {
 TRANSPORTS = ("tcp", "ipc", "inproc")
 IPC_PATH_LIMIT = 107
 MAX_URLS = 4096
+MAX_BRACE_DEPTH = 32
 
 _SUFFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
 def _size(text: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,15})(|k|M|G|Ki|Mi|Gi)", text)
-    if match is None or int(match[1]) == 0:
-        raise ValueError("a positive integer, optionally with k, M, G, Ki, Mi or Gi")
-    return int(match[1]) * _SUFFIXES[match[2]]
+    match = re.fullmatch(r"([0-9]{1,19})(|k|M|G|Ki|Mi|Gi)", text)
+    size = int(match[1]) * _SUFFIXES[match[2]] if match else 0
+    if not 0 < size < 2**63:
+        raise ValueError("a positive 63-bit integer, optionally with k, M, G, Ki, Mi or Gi")
+    return size
 
 
 def _count(text: str) -> int:
@@ -56,7 +58,7 @@ def _millis(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or float(text) >= 1e9:
         raise ValueError("seconds as a number from 0")
     return float(text)
 
@@ -160,18 +162,46 @@ def expand_urls(urls: str | Iterable[str], *, expand: bool = True) -> list[str]:
     for url in given:
         if not isinstance(url, str):
             raise ZmqUrlError(f"expected a string, found {type(url).__name__}", url=repr(url))
+        if expand and len(result) + _count_expansions(url) > MAX_URLS:
+            raise ZmqUrlError(f"expands to more than {MAX_URLS} URLs", url=url)
         try:
-            for text in braceexpand.braceexpand(url, escape=False) if expand else [url]:
-                result.append(text)
-                if len(result) > MAX_URLS:
-                    raise ZmqUrlError(f"expands to more than {MAX_URLS} URLs", url=url)
+            result += braceexpand.braceexpand(url, escape=False) if expand else [url]
         except ValueError as exc:
-            if isinstance(exc, ZmqUrlError):
-                raise
             raise ZmqUrlError(f"braces do not expand: {exc}", url=url) from exc
+        if len(result) > MAX_URLS:
+            raise ZmqUrlError(f"expands to more than {MAX_URLS} URLs", url=url)
     if not result:
         raise ZmqUrlError("no URL was given")
     return result
+
+
+def _count_range(text: str) -> int:
+    """Return the length of a range as `1..9` or `1..9..2`, 0 if it is none."""
+    span = re.fullmatch(r"(-?\d{1,99})\.\.(-?\d{1,99})(?:\.\.-?(\d{1,99}))?", text)
+    if span is None:
+        return 0
+    return abs(int(span[1]) - int(span[2])) // (int(span[3] or 1) or 1) + 1
+
+
+def _count_expansions(url: str) -> int:
+    """Return how many URLs the braces make at most: braceexpand would make them all in memory."""
+    # For each open brace: alternatives so far, expansions of the present one, where it starts.
+    stack: list[tuple[int, int, int]] = [(0, 1, 0)]
+    for position, character in enumerate(url):
+        done, present, start = stack[-1]
+        if character == "{":
+            if len(stack) > MAX_BRACE_DEPTH:
+                raise ZmqUrlError(f"braces are more than {MAX_BRACE_DEPTH} deep", url=url)
+            stack.append((0, 1, position + 1))
+        elif character == "," and len(stack) > 1:
+            stack[-1] = (done + present, 1, start)
+        elif character == "}" and len(stack) > 1:
+            stack.pop()
+            inner = _count_range(url[start:position]) or done + present
+            outer_done, outer, outer_start = stack[-1]
+            # More than enough is enough: the numbers stay small.
+            stack[-1] = (outer_done, min(outer * inner, MAX_URLS + 1), outer_start)
+    return stack[0][1]
 
 
 def parse_url(url: str) -> ZmqUrl:
@@ -184,6 +214,10 @@ def parse_url(url: str) -> ZmqUrl:
     Raises:
         ZmqUrlError: scheme, transport, address, option or topic is not understood.
     """
+    try:
+        url.encode()
+    except UnicodeEncodeError as exc:
+        raise ZmqUrlError("holds characters that UTF-8 has not", url=repr(url)) from exc
     head, separator, rest = url.partition("://")
     if not separator:
         raise ZmqUrlError("has no '://'; expected <scheme>[+<transport>]://<address>", url=url)

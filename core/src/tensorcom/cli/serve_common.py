@@ -6,6 +6,8 @@ Owns how a fleet of senders is run from the command line; what is sent comes fro
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from tensorcom.cli.common import add_verbose_argument, index, note, positive_int
 from tensorcom.connection import Connection
 from tensorcom.errors import ServingError, ZmqUrlError
+from tensorcom.message import check_topic
 from tensorcom.sender import count_samples
 from tensorcom.serving import Fleet, FleetEvent, Worker
 from tensorcom.serving.sources import repeat_one
+from tensorcom.socket_options import SocketOptions
 from tensorcom.zmq_url import expand_urls, parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from tensorcom.message import Message
 
@@ -38,6 +42,9 @@ FATAL = {
     "ZmqUrlError",
 }
 _REPORT_S = 0.5
+_LAST_REPORT_S = 2.0
+_GRACE_S = 5.0  # beyond what closing may take
+_ANY_PORT = (":0", ":*")
 
 
 def add_url_argument(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +71,7 @@ def add_serving_arguments(parser: argparse.ArgumentParser, *, parallel: str) -> 
         "--wait-for-peers", type=index, default=0, metavar="N",
         help="start when N readers are there: what a publisher sends before is lost (default 0)",
     )  # fmt: skip
+    parser.add_argument("--topic", default="", help="topic to publish under (zpub and zrpub)")
     parser.add_argument(
         "--fail-fast", action="store_true", help="end when a process crashes; else restart it"
     )
@@ -129,12 +137,15 @@ class Service:
     settings: dict[str, Any]
 
 
-def sender_urls(urls: list[str], parallel: int) -> tuple[str, ...]:
+def sender_urls(urls: list[str], parallel: int, topic: str = "") -> tuple[str, ...]:
     """Return a URL for each sender process.
 
     Raises:
-        ZmqUrlError: a URL is wrong, receives, is given twice, or binds and is to be shared.
+        ZmqUrlError: a URL is wrong, receives, is given twice, binds and is to be shared, does not
+            leave its process, or has no topics though one is given.
+        MessageError: the topic cannot be sent.
     """
+    check_topic(topic.encode())
     expanded = expand_urls(urls)
     for text in expanded:
         url = parse_url(text)
@@ -142,8 +153,12 @@ def sender_urls(urls: list[str], parallel: int) -> tuple[str, ...]:
             raise ZmqUrlError(
                 f"{url.scheme} receives; serve on zpub, zrpush, zpush or zrpub", url=text
             )
+        if url.transport == "inproc":
+            raise ZmqUrlError("inproc does not leave the sender's process; use ipc", url=text)
+        if topic and url.kind != "pub":
+            raise ZmqUrlError(f"{url.scheme} has no topics; leave --topic out", url=text)
         shared = parallel > 1 or expanded.count(text) > 1
-        if url.binds and shared:
+        if url.binds and shared and not (parallel == 1 and url.address.endswith(_ANY_PORT)):
             raise ZmqUrlError(
                 f"{url.scheme} binds, which one process can do; use zpush or zrpub, "
                 "or a URL for each process, as in …:788{0..3}",
@@ -159,51 +174,85 @@ def send(worker: Worker, service: Service) -> None:
     if settings.get("benchmark"):
         source = repeat_one(source)
     connection = Connection(
-        url, copy=False, multipart=not settings["single_part"], allow64=True, noexpand=True
+        url,
+        copy=False,
+        multipart=not settings["single_part"],
+        allow64=True,
+        noexpand=True,
+        topic=settings["topic"],
     )
-    with connection:
+    try:
+        if parse_url(url).address.endswith(_ANY_PORT):
+            worker.report({"urls": connection.urls})
         while not connection.wait_for_peers(settings["wait_for_peers"], timeout_s=0.1):
             if worker.stopping.is_set():
                 return
-        connection.serve(
-            _counted(source, worker),
-            end="stream",
-            sources=service.urls.count(url),
-            stop=worker.stopping,
-        )
+        with contextlib.closing(_counted(source, worker)) as counted:
+            connection.serve(
+                counted, end="stream", sources=service.urls.count(url), stop=worker.stopping
+            )
+    finally:
+        # Once asked to stop: without a reader, what is queued would not leave in any time.
+        hopeless = worker.stopping.is_set() and not connection.wait_for_peers(1, timeout_s=0)
+        connection.close(linger_ms=0 if hopeless else None)
 
 
-def _counted(source: Iterator[Message], worker: Worker) -> Iterator[Message]:
-    """Yield messages, and report now and then how many have been taken."""
+def _counted(source: Iterator[Message], worker: Worker) -> Generator[Message, None, None]:
+    """Yield messages, and report now and then how many have been sent."""
     batches = samples = size = 0
     due = time.monotonic() + _REPORT_S
-    for message in source:
-        yield message
-        batches += 1
-        samples += count_samples(message.arrays)
-        size += sum(array.nbytes for array in message.arrays)
-        if time.monotonic() >= due:
-            worker.report({"batches": batches, "samples": samples, "size_bytes": size})
-            batches = samples = size = 0
-            due = time.monotonic() + _REPORT_S
-    worker.report({"batches": batches, "samples": samples, "size_bytes": size})
+    try:
+        for message in source:
+            yield message
+            batches += 1
+            samples += count_samples(message.arrays)
+            size += sum(array.nbytes for array in message.arrays)
+            if time.monotonic() >= due and worker.report(_figures(batches, samples, size)):
+                batches = samples = size = 0
+                due = time.monotonic() + _REPORT_S
+    finally:
+        deadline = time.monotonic() + _LAST_REPORT_S
+        while not worker.report(_figures(batches, samples, size)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        close = getattr(source, "close", None)
+        if close is not None:
+            close()
+
+
+def _figures(batches: int, samples: int, size_bytes: int) -> dict[str, int]:
+    return {"batches": batches, "samples": samples, "size_bytes": size_bytes}
 
 
 def serve(args: argparse.Namespace, prog: str, make_source: MakeSource) -> int:
     """Run the fleet until it ends, is asked to stop, or fails."""
-    urls = sender_urls(args.url, args.parallel)
+    urls = sender_urls(args.url, args.parallel, args.topic)
     settings = {**vars(args), "prog": prog}
     watch = _Watch(prog, args.report, len(urls))
-    Fleet(
-        send,
-        (Service(urls, make_source, settings),),
-        count=len(urls),
-        seed=settings.get("seed", 0),
-        fail_fast=args.fail_fast,
-        on_event=watch,
-    ).run()
+    linger_ms = max(SocketOptions().for_url(parse_url(url)).linger_ms for url in urls)
+    with _quiet_fleet(verbose=args.verbose):
+        Fleet(
+            send,
+            (Service(urls, make_source, settings),),
+            count=len(urls),
+            seed=settings.get("seed", 0),
+            fail_fast=args.fail_fast,
+            grace_s=linger_ms / 1000 + _GRACE_S,
+            on_event=watch,
+        ).run()
     watch.finish()
     return 0
+
+
+@contextlib.contextmanager
+def _quiet_fleet(*, verbose: bool) -> Iterator[None]:
+    """Leave what happens to the one-line notes; the fleet's log has tracebacks, for `-v`."""
+    log = logging.getLogger("tensorcom.serving")
+    level = log.level
+    log.setLevel(level if verbose else logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 @dataclass
@@ -218,31 +267,39 @@ class _Watch:
     size_bytes: int = 0
     restarts: int = 0
     shown: int = 0
+    reason: str = ""
     start: float = field(default_factory=time.monotonic)
 
     def __call__(self, event: FleetEvent) -> None:
         if event.kind == "report":
-            if "skipped" in event.progress:
-                note(self.prog, f"skipped {event.progress['skipped']}")
-                return
-            if not self.batches:
-                self.start = time.monotonic() - _REPORT_S
-            self.batches += event.progress["batches"]
-            self.samples += event.progress["samples"]
-            self.size_bytes += event.progress["size_bytes"]
-            if self.every and self.batches - self.shown >= self.every:
-                self._show()
+            self._on_report(event)
         elif event.kind == "crashed":
-            reason = event.detail.strip().splitlines()[-1]
-            name, _, text = reason.partition(": ")
+            self.reason = event.detail.strip().splitlines()[-1]
+            name, _, text = self.reason.partition(": ")
             if name.rpartition(".")[2] in FATAL:
                 raise ServingError(text, worker=event.worker, exitcode=event.exitcode)
-            note(self.prog, f"sender {event.worker} crashed: {reason}")
         elif event.kind == "restarting":
             self.restarts += 1
-            note(self.prog, f"sender {event.worker}: {event.detail}")
+            when = event.detail.rpartition("; ")[2]
+            note(self.prog, f"sender {event.worker} crashed: {self.reason}; {when}")
         elif event.kind in ("draining", "killed"):
-            note(self.prog, f"{event.kind}: {event.detail}")
+            sender = "" if event.worker is None else f"sender {event.worker} "
+            note(self.prog, f"{sender}{event.kind}: {event.detail}")
+
+    def _on_report(self, event: FleetEvent) -> None:
+        if "skipped" in event.progress:
+            note(self.prog, f"skipped {event.progress['skipped']}")
+            return
+        if "urls" in event.progress:
+            note(self.prog, f"sender {event.worker} on {', '.join(event.progress['urls'])}")
+            return
+        if not self.batches:
+            self.start = time.monotonic() - _REPORT_S
+        self.batches += event.progress["batches"]
+        self.samples += event.progress["samples"]
+        self.size_bytes += event.progress["size_bytes"]
+        if self.every and self.batches - self.shown >= self.every:
+            self._show()
 
     def _show(self) -> None:
         self.shown = self.batches
