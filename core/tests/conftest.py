@@ -1,4 +1,4 @@
-"""What every test of core gets: connections and processes that end with it, and a look for leaks."""
+"""What every test of core gets: connections and processes that end with it, no leaks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import settings
+from transport_helpers import LONG_S, address_of
 
 from tensorcom import Connection
+from tensorcom.socket_options import SocketOptions
 from tensorcom.testing import processes
+from tensorcom.transport import Transport
+from tensorcom.zmq_url import parse_url
 
 LEAK_WAIT_S = 10.0
 KINDS = ("socket:", "pipe:", "anon_inode:[event")
@@ -39,7 +43,7 @@ def tracker_fd() -> int | None:
 
 
 def is_tracker(pid: int) -> bool:
-    """Tell whether `pid` is the process that multiprocessing keeps to the end, or starts forks in."""
+    """Tell whether `pid` is a process that multiprocessing keeps to the end."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
@@ -93,7 +97,7 @@ def resources() -> set[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def lasting_sockets():
-    """Open what lives as long as the process: pyzmq's thread and the context of inproc addresses."""
+    """Open what lives as long as the process: pyzmq's thread, the context of inproc."""
     sender = Connection("zrpush+inproc://warm-up")
     reader = Connection("zrpull+inproc://warm-up")
     sender.send([np.zeros(4096, "u1")])
@@ -155,3 +159,31 @@ def start(no_leaks, tmp_path):
 def wait_until_fixture():
     """Return the function that polls for a condition."""
     return wait_until
+
+
+@pytest.fixture
+def transport(no_leaks):
+    made = []
+
+    def make(*urls: str, **options) -> Transport:
+        one = Transport([parse_url(url) for url in urls], SocketOptions(**options))
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.close(flush=False)
+
+
+@pytest.fixture
+def pair(transport):
+    """Return a function that makes a pushing and a pulling transport that know each other."""
+
+    def make(**options):
+        reader = transport("zpull://127.0.0.1:0", **options)
+        sender = transport(address_of(reader, "zpush"), **options)
+        sender.open()
+        assert sender.wait_for_peers(1, LONG_S)
+        return sender, reader
+
+    return make

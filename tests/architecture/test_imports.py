@@ -22,6 +22,7 @@ MACHINE_PATH = re.compile(r"(^|[^A-Za-z0-9_.])/(wor[k]|far[m])/", re.MULTILINE)
 RANKS = {
     "_version": 0,
     "errors": 0,
+    "locks": 0,
     "arrays": 1,
     "buffers": 1,
     "converters": 1,
@@ -34,6 +35,7 @@ RANKS = {
     "stats": 2,
     "tenbin": 2,
     "message": 3,
+    "recording": 4,
     "transport": 4,
     "receiver": 5,
     "sender": 5,

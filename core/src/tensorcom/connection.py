@@ -7,8 +7,8 @@ and its end. Leaves frames to `message` and sockets to `transport`.
 from __future__ import annotations
 
 import logging
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from tensorcom.buffers import BufferPool
 from tensorcom.converters import (
@@ -22,7 +22,7 @@ from tensorcom.errors import ZmqUrlError
 from tensorcom.message import Message
 from tensorcom.pipeline import Steps
 from tensorcom.progress import IterationOver, Progress
-from tensorcom.receiver import BAD_MESSAGE_POLICIES, Receiver
+from tensorcom.receiver import Receiver, check_policy
 from tensorcom.sender import Sender, count_samples
 from tensorcom.socket_options import SocketOptions
 from tensorcom.stats import ConnectionStats, Reporter
@@ -34,18 +34,12 @@ if TYPE_CHECKING:
 
     from tensorcom.converters import Converter, Converters
     from tensorcom.meta import Meta
+    from tensorcom.sender import StopSignal
 
 logger = logging.getLogger(__name__)
 
 _USE_DEFAULT: Any = object()
 _POOL_BYTES = 128 << 20
-
-
-class StopSignal(Protocol):
-    """What tells a server to stop: a `threading.Event`, a fleet worker's `stopping`."""
-
-    def is_set(self) -> bool:
-        """Return whether to stop."""
 
 
 class Connection(Steps):
@@ -117,13 +111,7 @@ class Connection(Steps):
         lazy: bool = False,
         **options: Any,
     ) -> None:
-        unknown = set(options) - {f.name for f in fields(SocketOptions)}
-        if unknown:
-            raise TypeError(f"Connection has no argument {', '.join(sorted(unknown))}")
-        if on_bad_message not in BAD_MESSAGE_POLICIES:
-            raise ValueError(
-                f"on_bad_message={on_bad_message!r} is not one of {BAD_MESSAGE_POLICIES}"
-            )
+        check_policy(on_bad_message)
         check_layout(layout)
         self.epoch = epoch
         self.total = total
@@ -143,7 +131,7 @@ class Connection(Steps):
         self._send_meta = send_meta
         self._copy = copy
         self._split = split
-        self._options = SocketOptions(**options)
+        self._options = SocketOptions(**options)  # a TypeError names an unknown one
         self._horizon = stats_horizon
         self._urls: list[ZmqUrl] = []
         self._reset_live()
@@ -160,8 +148,6 @@ class Connection(Steps):
         self._pending: Message | list[memoryview] | None = None
         self._count = 0
         self.stats = ConnectionStats(self._horizon)
-
-    # -- life ---------------------------------------------------------------------------------
 
     def connect(self, url: str | Iterable[str], topic: str = "") -> None:
         """Bind or connect one URL more, or several, now.
@@ -222,21 +208,14 @@ class Connection(Steps):
         return [] if self._transport is None else self._transport.urls
 
     def wait_for_peers(self, count: int = 1, *, timeout_s: float | None = 60.0) -> bool:
-        """Wait until `count` peers are connected (subscribed, to a publisher).
+        """Wait until `count` peers are connected; return whether they are.
 
-        A publisher's messages before that are lost: this is its start barrier.
-
-        Returns:
-            Whether they are.
+        For a publisher that is subscribers, and its start barrier: what it sends before is lost.
         """
         return self._live().wait_for_peers(count, timeout_s)
 
     def close(self, *, flush: bool = True, linger_ms: int | None = None) -> int:
-        """Send what is queued, within `linger_ms`, and close; without effect if closed.
-
-        Returns:
-            How many messages were lost; a warning is logged if there are any.
-        """
+        """Send what is queued, within `linger_ms`, and close; return how many messages were lost."""
         if self._transport is None:
             return 0
         lost = self._transport.close(flush=flush, linger_ms=linger_ms)
@@ -267,8 +246,6 @@ class Connection(Steps):
             self._attach()
         if closed:
             self.close()
-
-    # -- sending ------------------------------------------------------------------------------
 
     def send(
         self,
@@ -320,7 +297,7 @@ class Connection(Steps):
         self.stats.samples += samples
 
     def write(self, data: Sequence[Any]) -> None:
-        """Send one batch; another name for `send`."""
+        """Do the same as `send`."""
         self.send(data)
 
     def serve(
@@ -360,8 +337,6 @@ class Connection(Steps):
                 self._sender.finish(end, topic=self._topic, sources=sources, check=check)
         except IterationOver:
             return
-
-    # -- receiving ----------------------------------------------------------------------------
 
     def recv(self) -> list[Any]:
         """Receive one batch, transformed and converted; with `raw` its frames, bytes-like.
@@ -470,4 +445,4 @@ class Connection(Steps):
 
     def _reporter(self, report: int) -> Reporter:
         every = report if report > 0 else self.report
-        return Reporter(every, lambda count: logger.info("%d: %s", count, self.stats.summary()))
+        return Reporter(every, lambda n: logger.info("%d: %s", n, self.stats.summary()))

@@ -18,13 +18,39 @@ if TYPE_CHECKING:
     from tensorcom.meta import Meta
 
 _LOCK_TIMEOUT_S = 30.0
-_SLOTS = 8
+_SLOTS = 64
+_MASK_BITS = 62
 _KEY, _ITERATION, _JOINED, _STAMP, _TAKEN = range(5)
 _FIELDS = 5
 
 
 class IterationOver(Exception):  # noqa: N818 - a signal between two modules, no error
     """Raised by `Progress.check` while a reader waits and nothing more will come."""
+
+
+class Ends:
+    """Which sources of a stream have ended, as one reader hears it.
+
+    It outlives an iteration: a source says its end once, the others may go on.
+
+    Args:
+        servers: addresses that the stream comes from; each has as many sources as these say.
+    """
+
+    def __init__(self, servers: int = 1) -> None:
+        self._servers = servers
+        self._sources = 1
+        self._ended: set[str] = set()
+
+    def note(self, meta: Meta) -> None:
+        """Take in the end word of a source."""
+        self._sources = max(self._sources, meta.sources or 1)
+        self._ended.add(meta.source or "")
+
+    @property
+    def complete(self) -> bool:
+        """Whether every source has ended."""
+        return len(self._ended) >= self._servers * self._sources
 
 
 class Progress:
@@ -35,7 +61,8 @@ class Progress:
 
     Args:
         length: messages in the iteration over all readers, None for no limit.
-        servers: addresses that the stream comes from; each has as many sources as these say.
+        servers: addresses that the stream comes from.
+        ends: ends heard so far; none by default.
         cells: counters shared with the other readers of this iteration.
         lock: guards them.
     """
@@ -45,15 +72,14 @@ class Progress:
         length: int | None,
         *,
         servers: int = 1,
+        ends: Ends | None = None,
         cells: _Window | None = None,
         lock: Any = None,
     ) -> None:
         self._length = length
-        self._servers = servers
-        self._sources = 1
+        self._ends = Ends(servers) if ends is None else ends
         self._cells: list[int] | _Window = [0] * _FIELDS if cells is None else cells
         self._lock = lock
-        self._ended: set[str] = set()
 
     def claim(self) -> bool:
         """Take one message of the iteration's length; False if all are taken."""
@@ -65,13 +91,12 @@ class Progress:
 
     def note_end(self, meta: Meta) -> None:
         """Take in the end word of a source."""
-        self._sources = max(self._sources, meta.sources or 1)
-        self._ended.add(meta.source or "")
+        self._ends.note(meta)
 
     @property
     def ended(self) -> bool:
         """Whether every source has ended."""
-        return len(self._ended) >= self._servers * self._sources
+        return self._ends.complete
 
     @property
     def complete(self) -> bool:
@@ -110,25 +135,33 @@ class ProgressBoard:
             self.__init__()  # type: ignore[misc]
 
     def join(
-        self, key: int, iteration: int, worker: int, length: int | None, *, servers: int
+        self,
+        key: int,
+        iteration: int,
+        worker: int,
+        length: int | None,
+        *,
+        servers: int = 1,
+        ends: Ends | None = None,
     ) -> Progress:
         """Take part in an iteration.
 
         Args:
-            key: the same for all workers of one loader iterator, such as its base seed.
+            key: 64 bits, the same for all workers of one loader iterator and for no others.
             iteration: how often this process has iterated before, from 0.
             worker: index of this worker; one that joins the same iteration again starts it anew.
             length: messages in the iteration over all workers.
             servers: addresses that the stream comes from.
+            ends: ends that this worker has heard so far; none by default.
         """
-        bit = 1 << (worker % 62)
+        bit = 1 << worker if worker < _MASK_BITS else 0
         with _held(self._lock):
             start = self._slot(key, iteration)
             if self._cells[start + _JOINED] & bit:
                 self._reset(start, key, iteration)
             self._cells[start + _JOINED] |= bit
         cells = _Window(self._cells, start)
-        return Progress(length, servers=servers, cells=cells, lock=self._lock)
+        return Progress(length, servers=servers, ends=ends, cells=cells, lock=self._lock)
 
     def _slot(self, key: int, iteration: int) -> int:
         cells = self._cells
@@ -170,7 +203,7 @@ def _held(lock: Any) -> Iterator[None]:
     if not lock.acquire(timeout=_LOCK_TIMEOUT_S):
         raise TransportError(
             "the lock that loader workers share is stuck: a worker died while it held it; "
-            "start the loader anew"
+            "make the data set anew"
         )
     try:
         yield

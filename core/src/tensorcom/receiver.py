@@ -24,6 +24,16 @@ _MAX_REMEMBERED = 4096
 BAD_MESSAGE_POLICIES = ("raise", "skip")
 
 
+def check_policy(on_bad_message: str) -> None:
+    """Check what to do with bad messages.
+
+    Raises:
+        ValueError: it is neither "raise" nor "skip".
+    """
+    if on_bad_message not in BAD_MESSAGE_POLICIES:
+        raise ValueError(f"on_bad_message={on_bad_message!r} is not one of {BAD_MESSAGE_POLICIES}")
+
+
 class Receiver:
     """Takes messages from a transport.
 

@@ -10,7 +10,7 @@ import os
 import time
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tensorcom.arrays import as_array
 from tensorcom.errors import SendTimeoutError, TenbinError
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 1.0
 _WIDE = ("float64", "int64", "uint64", "complex128")
+
+
+class StopSignal(Protocol):
+    """What tells a server to stop: a `threading.Event`, a fleet worker's `stopping`."""
+
+    def is_set(self) -> bool:
+        """Return whether to stop."""
 
 
 class Sender:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 EXIT_LINGER_MS = 2000
 
 _open: dict[int, Callable[[int], object]] = {}
+_inherited: list[object] = []  # a forked parent's: let go, they would warn that they are open
 _registered = 0
 
 
@@ -29,6 +30,7 @@ def close_at_exit(key: int, close: Callable[[int], object]) -> None:
     global _registered  # noqa: PLW0603 - one list per process
     if _registered != os.getpid():
         _registered = os.getpid()
+        _inherited.extend(_open.values())
         _open.clear()
         atexit.register(_close_all)
         util.Finalize(None, _close_all, exitpriority=100)  # multiprocessing's children: no atexit
