@@ -215,7 +215,7 @@ class Connection(Steps):
         return self._live().wait_for_peers(count, timeout_s)
 
     def close(self, *, flush: bool = True, linger_ms: int | None = None) -> int:
-        """Send what is queued, within `linger_ms`, and close; return how many messages were lost."""
+        """Send what is queued, within `linger_ms`, and close; return how many were lost."""
         if self._transport is None:
             return 0
         lost = self._transport.close(flush=flush, linger_ms=linger_ms)
