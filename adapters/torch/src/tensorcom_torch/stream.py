@@ -5,6 +5,7 @@ Owns how loader workers and ranks share a stream; the stream itself is core's Co
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tensorcom import Connection, Stream, ZmqUrlError
 from tensorcom.converters import check_layout, to_tensor
-from tensorcom.progress import Progress, ProgressBoard
+from tensorcom.progress import Ends, Progress, ProgressBoard
 from tensorcom.zmq_url import ZmqUrl, expand_urls, parse_url
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class TensorcomDataset(IterableDataset[list[Any]]):
         on_bad_message: "raise" MessageError on a message that is none of ours, or "skip" and count.
         infos: infos that each message must have, None for any.
         shard: (rank, ranks) of this process in its job; None takes them from torch.distributed if
-            it is initialised, else from the variables RANK and WORLD_SIZE, else (0, 1).
+            it is initialised, else from the variables RANK and WORLD_SIZE, else (0, 1), when the
+            iteration begins.
         **options: further options of `Connection`: topic filters go into the URL.
 
     Yields:
@@ -93,11 +95,16 @@ class TensorcomDataset(IterableDataset[list[Any]]):
         if shuffle and not rebatch:
             raise ValueError(f"shuffle={shuffle} needs rebatch, the batch size to yield")
         check_layout(layout)
+        for name, value, least in (("length", length, 0), ("rebatch", rebatch, 1)):
+            if value is not None and value < least:
+                raise ValueError(f"{name}={value}, expected {least} or more")
+        if shuffle < 0:
+            raise ValueError(f"shuffle={shuffle}, expected 0 or more")
         self._length = length
         self._rebatch = rebatch
         self._shuffle = shuffle
         self._seed = seed
-        self._shard = _current_shard() if shard is None else shard
+        self._given_shard = shard
         self._iterations = 0
         self._board = ProgressBoard()
         self._live: _Live | None = None
@@ -110,6 +117,7 @@ class TensorcomDataset(IterableDataset[list[Any]]):
             "infos": infos,
             **options,
         }
+        self._connection(self._urls, None)  # wrong arguments are errors here, not in a worker
 
     def __len__(self) -> int:
         if self._length is None:
@@ -118,26 +126,21 @@ class TensorcomDataset(IterableDataset[list[Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the configuration; a live socket stays with its process."""
-        return {**self.__dict__, "_live": None, "_iterations": 0}
+        shard = self._given_shard or _current_shard()
+        return {**self.__dict__, "_live": None, "_iterations": 0, "_given_shard": shard}
 
     def __iter__(self) -> Iterator[list[Any]]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         urls, split = self._share(worker, workers)
-        if not urls:
-            return iter(())
         iteration, self._iterations = self._iterations, self._iterations + 1
         live = self._open(urls, split)
+        ends = live.ends()
         if info is None:
-            progress = Progress(self._length, servers=live.connection.servers)
+            progress = Progress(self._length, ends=ends)
         else:
-            progress = self._board.join(
-                info.seed - info.id,
-                iteration,
-                worker,
-                self._length,
-                servers=live.connection.servers,
-            )
+            key = _loader_key(info.seed - info.id, info.id)
+            progress = self._board.join(key, iteration, worker, self._length, ends=ends)
         if not self._rebatch:
             return live.connection.items(progress=progress)
         return self._rebatched(live, progress)
@@ -153,8 +156,9 @@ class TensorcomDataset(IterableDataset[list[Any]]):
                 f"({other}) and read with {scheme}, or use num_workers <= 1",
                 url=str(binding[0]),
             )
-        reader = self._shard[0] * workers + worker
-        readers = self._shard[1] * workers
+        rank, ranks = self._given_shard or _current_shard() or (0, 1)
+        reader = rank * workers + worker
+        readers = ranks * workers
         if binding or urls[0].kind == "pull" or readers == 1:
             return urls, None
         if len(urls) >= readers:
@@ -164,27 +168,37 @@ class TensorcomDataset(IterableDataset[list[Any]]):
     def _open(self, urls: list[ZmqUrl], split: tuple[int, int] | None) -> _Live:
         """Return what this process has open: kept between iterations, so that nothing is lost."""
         if self._live is None or self._live.pid != os.getpid():
-            connection = Connection(
-                [str(url) for url in urls], noexpand=True, split=split, lazy=True, **self._config
-            )
-            self._live = _Live(connection)
+            self._live = _Live(self._connection(urls, split))
         return self._live
+
+    def _connection(self, urls: list[ZmqUrl], split: tuple[int, int] | None) -> Connection:
+        """Return a connection that opens at first use."""
+        texts = [str(url) for url in urls]
+        return Connection(texts, noexpand=True, split=split, lazy=True, **self._config)
 
     def _rebatched(self, live: _Live, progress: Progress) -> Iterator[list[Any]]:
         """Yield batches of another size; samples left over go into the next iteration."""
-        live.relay.target = progress
-        if live.batches is None:
-            stream = Stream(lambda: live.connection.items(progress=live.relay))
-            if self._shuffle:
-                seed = torch.initial_seed() if self._seed is None else self._seed
-                stream = stream.unbatched().shuffled(self._shuffle, seed=seed)
-            live.batches = iter(stream.rebatch(self._rebatch or 1))
         while progress.claim():
-            batch = next(live.batches, None)
+            live.relay.target = progress
+            if live.batches is None:
+                live.batches = self._batches(live)
+            try:
+                batch = next(live.batches, None)
+            except BaseException:
+                live.batches = None  # a generator that raised is over
+                raise
             if batch is None:
                 live.batches = None
                 return
             yield list(batch)
+
+    def _batches(self, live: _Live) -> Iterator[Sequence[Any]]:
+        """Return batches of another size, to the end of the stream."""
+        stream = Stream(lambda: live.connection.items(progress=live.relay))
+        if self._shuffle:
+            seed = torch.initial_seed() if self._seed is None else self._seed
+            stream = stream.unbatched().shuffled(self._shuffle, seed=seed)
+        return iter(stream.rebatch(self._rebatch or 1))
 
     def close(self) -> None:
         """Close this process's socket; iterating again opens a new one."""
@@ -201,6 +215,13 @@ class _Live:
         self.pid = os.getpid()
         self.relay = _Relay()
         self.batches: Iterator[Sequence[Any]] | None = None
+        self._ends = Ends(connection.servers)
+
+    def ends(self) -> Ends:
+        """Return the ends heard so far, for a new iteration; none once all have ended."""
+        if self._ends.complete:
+            self._ends = Ends(self.connection.servers)
+        return self._ends
 
 
 class _Relay(Progress):
@@ -224,11 +245,25 @@ class _Relay(Progress):
         return self.target.ended
 
 
-def _current_shard() -> tuple[int, int]:
-    """Return (rank, ranks) of this process."""
+def _current_shard() -> tuple[int, int] | None:
+    """Return (rank, ranks) of this process, None if nothing says."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return None
+
+
+def _loader_key(base_seed: int, worker: int) -> int:
+    """Return a number that the workers of one loader iterator have in common, and no others have.
+
+    The seed alone is not enough: a user may seed torch alike before each epoch or on each rank. So
+    the process that started the worker counts, and which of its children the first worker was.
+    """
+    parent = multiprocessing.parent_process()
+    children = multiprocessing.current_process()._identity
+    first = children[-1] - worker if children else 0
+    return hash((base_seed, 0 if parent is None else parent.pid, first))
 
 
 def from_stream(
