@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ BINDING = {"zpull", "zrpush", "zpub", "zrsub"}
 
 
 @pytest.fixture
-def ends(connect, tmp_path):
+def ends(connect, tmp_path, wait_until):
     """Return a function that makes both ends of a stream over several addresses."""
 
     def make(sending, receiving, transport, *, count=1, senders=1, readers=1, **arguments):
@@ -30,9 +31,12 @@ def ends(connect, tmp_path):
         found = [url.partition("://")[2] for url in bound.urls]
         others = [connect(urls(other, found), **arguments) for _ in range(senders * readers)]
         made = ([bound], others) if binder == sending else (others, [bound])
-        for sender in made[0]:
-            want = len(made[1]) if sending.endswith("push") or binder == sending else count
-            assert sender.wait_for_peers(want, timeout_s=30)
+        want = len(made[1]) if binder == sending else count
+        # A subscriber that binds subscribes while it is asked something.
+        wait_until(
+            lambda: all(reader.wait_for_peers(timeout_s=0) for reader in made[1])
+            and all(sender.wait_for_peers(want, timeout_s=0) for sender in made[0])
+        )
         return made
 
     return make
@@ -150,9 +154,9 @@ def test_two_topics_of_one_publisher(connect) -> None:
 @pytest.mark.parametrize("schemes", PAIRS, ids="-".join)
 def test_the_end_ends_the_readers_iteration(ends, schemes, transport, multipart) -> None:
     (sender,), (reader,) = ends(*schemes, transport, multipart=multipart)
-    sender.serve([batch(i) for i in range(3)], end=None)
-    found = [check(reader.recv()) for _ in range(3)]
-    sender.serve([], end="stream")
-    assert found == [0, 1, 2]
-    assert list(reader) == []
+    batches = [batch(i) for i in range(3)]
+    thread = threading.Thread(target=sender.serve, args=(batches,), kwargs={"end": "stream"})
+    thread.start()  # it waits until the reader has everything
+    assert [check(arrays) for arrays in reader] == [0, 1, 2]
+    thread.join()
     assert reader.stats.gaps == 0

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from tensorcom.buffers import BufferPool
     from tensorcom.transport import Transport
 
-_FIRST_PAUSE_S = 0.01
-_LONGEST_PAUSE_S = 1.0
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 2.0
+_POLL_S = 0.1
 _WIDE = ("float64", "int64", "uint64", "complex128")
 
 
@@ -110,14 +111,16 @@ class Sender:
         """
         frames = self._end_frames(word, topic, sources)
         pause_s = _FIRST_PAUSE_S
-        while self._transport.in_flight():
+        while not self._transport.flush(pause_s):
             if check is not None:
                 check()
             if self._transport.kind == "push":
                 with contextlib.suppress(SendTimeoutError):
                     self._transport.send(frames, timeout_s=0, expendable=True)
-            self._transport.flush(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if not self._transport.in_flight():
+                break  # only end words have not left
+        self._transport.settle()
         if self._transport.kind == "pub":  # to the readers of each topic
             words = [
                 self._end_frames(word, key, sources)
@@ -129,7 +132,7 @@ class Sender:
             with contextlib.suppress(SendTimeoutError):
                 self._transport.send(frames, timeout_s=0, expendable=True)
         # A reader that pauses now gets it all the same; one that has left needs no word.
-        while not self._transport.flush(_FIRST_PAUSE_S) and self._transport.peers():
+        while not self._transport.flush(_POLL_S) and self._transport.peers():
             if check is not None:
                 check()
 

@@ -52,7 +52,8 @@ class TensorcomDataset(IterableDataset[list[Any]]):
         rebatch: samples per yielded batch; None leaves the batches as they were sent.
         shuffle: samples in a shuffle buffer between received and yielded batches, 0 for none; needs
             `rebatch`.
-        seed: seed of the shuffle buffer; None takes torch's.
+        seed: what the shuffle buffer of each worker and rank makes its own seed of; None takes
+            torch's.
         timeout_s: seconds to wait for a message; None waits for ever.
         on_bad_message: "raise" MessageError on a message that is none of ours, or "skip" and count.
         infos: infos that each message must have, None for any.
@@ -132,7 +133,9 @@ class TensorcomDataset(IterableDataset[list[Any]]):
     def __iter__(self) -> Iterator[list[Any]]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        urls, split = self._share(worker, workers)
+        rank, ranks = self._given_shard or _current_shard() or (0, 1)
+        reader, readers = rank * workers + worker, ranks * workers
+        urls, split = self._share(reader, readers, workers)
         iteration, self._iterations = self._iterations, self._iterations + 1
         live = self._open(urls, split)
         ends = live.ends()
@@ -143,10 +146,12 @@ class TensorcomDataset(IterableDataset[list[Any]]):
             progress = self._board.join(key, iteration, worker, self._length, ends=ends)
         if not self._rebatch:
             return live.connection.items(progress=progress)
-        return self._rebatched(live, progress)
+        return self._rebatched(live, progress, reader)
 
-    def _share(self, worker: int, workers: int) -> tuple[list[ZmqUrl], tuple[int, int] | None]:
-        """Return the URLs of a worker and, where readers share a publisher, its part of it."""
+    def _share(
+        self, reader: int, readers: int, workers: int
+    ) -> tuple[list[ZmqUrl], tuple[int, int] | None]:
+        """Return the URLs of a reader and, where readers share a publisher, its part of it."""
         urls = self._urls
         binding = [url for url in urls if url.binds]
         if binding and workers > 1:
@@ -156,9 +161,6 @@ class TensorcomDataset(IterableDataset[list[Any]]):
                 f"({other}) and read with {scheme}, or use num_workers <= 1",
                 url=str(binding[0]),
             )
-        rank, ranks = self._given_shard or _current_shard() or (0, 1)
-        reader = rank * workers + worker
-        readers = ranks * workers
         if binding or urls[0].kind == "pull" or readers == 1:
             return urls, None
         if len(urls) >= readers:
@@ -176,12 +178,12 @@ class TensorcomDataset(IterableDataset[list[Any]]):
         texts = [str(url) for url in urls]
         return Connection(texts, noexpand=True, split=split, lazy=True, **self._config)
 
-    def _rebatched(self, live: _Live, progress: Progress) -> Iterator[list[Any]]:
+    def _rebatched(self, live: _Live, progress: Progress, reader: int) -> Iterator[list[Any]]:
         """Yield batches of another size; samples left over go into the next iteration."""
         while progress.claim():
             live.relay.target = progress
             if live.batches is None:
-                live.batches = self._batches(live)
+                live.batches = self._batches(live, reader)
             try:
                 batch = next(live.batches, None)
             except BaseException:
@@ -192,12 +194,12 @@ class TensorcomDataset(IterableDataset[list[Any]]):
                 return
             yield list(batch)
 
-    def _batches(self, live: _Live) -> Iterator[Sequence[Any]]:
+    def _batches(self, live: _Live, reader: int) -> Iterator[Sequence[Any]]:
         """Return batches of another size, to the end of the stream."""
         stream = Stream(lambda: live.connection.items(progress=live.relay))
         if self._shuffle:
             seed = torch.initial_seed() if self._seed is None else self._seed
-            stream = stream.unbatched().shuffled(self._shuffle, seed=seed)
+            stream = stream.unbatched().shuffled(self._shuffle, seed=hash((seed, reader)))
         return iter(stream.rebatch(self._rebatch or 1))
 
     def close(self) -> None:

@@ -67,6 +67,7 @@ class OpenSocket:
         message_bytes: size of the first message that was sent.
         topics: topics subscribed to.
         subscriptions: subscriptions of a publisher's readers.
+        settled: whether readers have all that was sent, end words apart.
     """
 
     context: zmq.Context[Any]
@@ -77,6 +78,7 @@ class OpenSocket:
     message_bytes: int = 0
     topics: set[str] = field(default_factory=set)
     subscriptions: int = 0
+    settled: bool = False
     _files: list[tuple[str, int]] = field(default_factory=list)
     _monitor: zmq.Socket[Any] | None = None
     _peers: PeerCount = field(default_factory=PeerCount)
@@ -87,6 +89,7 @@ class OpenSocket:
     def send(self, frames: Sequence[bytes | memoryview], size_bytes: int) -> bool:
         """Queue one message; return False if there was no room for `SLICE_MS`."""
         done = 0
+        self.settled = self.settled and not size_bytes
         try:
             # ZeroMQ queues whole messages: once the first part is in, the others cannot block.
             for frame in frames:
@@ -144,7 +147,7 @@ class OpenSocket:
     def waiting(self) -> int:
         """Count messages that have not left, or 1 if ipc readers have not read all of them."""
         paths = {end.removeprefix("ipc://") for end in self.endpoints if end.startswith("ipc://")}
-        return self.prune() or int(unread_bytes(paths) > 0)
+        return self.prune() or int(not self.settled and unread_bytes(paths) > 0)
 
     @property
     def is_idle(self) -> bool:
@@ -165,6 +168,9 @@ class OpenSocket:
 
     def read_monitor(self) -> int:
         """Take in what happened to the connections; return how many peers there are."""
+        # ZeroMQ takes in a new connection while its socket is asked something: a subscriber that
+        # binds says only then what it wants.
+        self.socket.getsockopt(zmq.EVENTS)
         monitor = self._monitor
         while monitor is not None and int(monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event = recv_monitor_message(monitor)["event"]

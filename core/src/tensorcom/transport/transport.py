@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _RECEIVE_HWM = 4  # a receiver cannot know sizes beforehand; the sender's queue is the long one
 _POLL_S = 0.002
+# Within a host, bytes on their way shall fit a cache; to others the system finds the best size.
+_LOOPBACK_SEND_BUFFER_BYTES = 384 << 10
 _MAX_SEND_HWM = {"push": 16, "pub": 1000}
 
 
@@ -134,6 +136,7 @@ class Transport:
         heartbeat_ms = int(options.heartbeat_s * 1000)
         sock.setsockopt(zmq.HEARTBEAT_IVL, heartbeat_ms)
         sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_ms * 6)
+        sock.setsockopt(zmq.SNDBUF, _LOOPBACK_SEND_BUFFER_BYTES if _is_loopback(url) else -1)
         set_curve(sock, url, options)
         if url.address.startswith("["):
             sock.setsockopt(zmq.IPV6, 1)
@@ -300,6 +303,11 @@ class Transport:
         with self._lock:
             return self._ensure().waiting()
 
+    def settle(self) -> None:
+        """Take note that readers have all that was sent: `close` need not wait for them."""
+        with self._lock:
+            self._ensure().settled = True
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that was sent has left, at most `timeout_s`; return whether it has."""
         deadline = time.monotonic() + timeout_s
@@ -354,3 +362,9 @@ class Transport:
                 return False
             time.sleep(0.01)
         return True
+
+
+def _is_loopback(url: ZmqUrl) -> bool:
+    """Return whether a URL is TCP within this host, as far as its text tells."""
+    host = url.address.rpartition(":")[0]
+    return url.transport == "tcp" and (host in ("localhost", "[::1]") or host.startswith("127."))
