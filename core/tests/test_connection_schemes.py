@@ -34,8 +34,10 @@ def ends(connect, tmp_path, wait_until):
         want = len(made[1]) if binder == sending else count
         # A subscriber that binds subscribes while it is asked something.
         wait_until(
-            lambda: all(reader.wait_for_peers(timeout_s=0) for reader in made[1])
-            and all(sender.wait_for_peers(want, timeout_s=0) for sender in made[0])
+            lambda: (
+                all(reader.wait_for_peers(timeout_s=0) for reader in made[1])
+                and all(sender.wait_for_peers(want, timeout_s=0) for sender in made[0])
+            )
         )
         return made
 
