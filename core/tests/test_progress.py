@@ -12,7 +12,7 @@ import pytest
 from tensorcom import progress as module
 from tensorcom.errors import TransportError
 from tensorcom.meta import Meta
-from tensorcom.progress import IterationOver, Progress, ProgressBoard
+from tensorcom.progress import Ends, IterationOver, Progress, ProgressBoard
 
 
 def end(source: str, sources: int | None = None) -> Meta:
@@ -57,6 +57,18 @@ def test_the_end_is_when_every_source_has_ended(servers, ends, over) -> None:
     for meta in ends:
         progress.note_end(meta)
     assert progress.complete == over
+
+
+def test_ends_outlive_an_iteration() -> None:
+    ends = Ends(2)
+    first = Progress(1, ends=ends)
+    first.note_end(end("a"))
+    assert not first.ended
+    second = ProgressBoard().join(1, 1, 0, None, ends=ends)
+    second.check()
+    second.note_end(end("b"))
+    assert second.complete
+    assert ends.complete
 
 
 def test_workers_of_one_iteration_share_its_count() -> None:

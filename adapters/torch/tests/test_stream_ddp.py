@@ -94,7 +94,7 @@ if __name__ == "__main__":
         ("zrpush", 1, 2, "fork"),
         ("zrpush", 1, 1, "spawn"),
         ("zpub", 1, 0, "fork"),
-        ("zpub", 1, 1, "spawn"),
+        ("zpub", 1, 1, "fork"),
         ("zpub", 2, 1, "fork"),
     ],
 )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import distributed
 
 from tensorcom import Connection, Message, MessageError, ReceiveTimeoutError
+from tensorcom.progress import Progress
 from tensorcom.testing.loopback import LoopbackServer
 from tensorcom_torch import TensorcomDataset, from_stream
 
@@ -176,6 +177,19 @@ def test_sources_may_end_in_different_iterations() -> None:
         epochs = [ids(dataset) for _ in range(3)]
     assert sorted(sum(epochs, [])) == list(range(13 * SAMPLES))
     assert [len(found) // SAMPLES for found in epochs] == [6, 6, 1]
+
+
+def test_a_message_for_which_an_iteration_has_no_room_begins_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        LoopbackServer([batch(n) for n in range(3)]) as server,
+        closing(TensorcomDataset(server.url, timeout_s=WAIT_S)) as dataset,
+    ):
+        with monkeypatch.context() as patch:  # another worker takes the last while this one waits
+            patch.setattr(Progress, "claim", lambda self: False)
+            assert ids(dataset) == []
+        assert ids(dataset) == list(range(3 * SAMPLES))
 
 
 def test_a_topic_in_the_url_filters_exactly() -> None:

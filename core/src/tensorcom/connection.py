@@ -21,7 +21,7 @@ from tensorcom.converters import (
 from tensorcom.errors import ZmqUrlError
 from tensorcom.message import Message
 from tensorcom.pipeline import Steps
-from tensorcom.progress import IterationOver, Progress
+from tensorcom.progress import Ends, IterationOver, Progress
 from tensorcom.receiver import Receiver, check_policy
 from tensorcom.sender import Sender, count_samples
 from tensorcom.socket_options import SocketOptions
@@ -128,8 +128,7 @@ class Connection(Steps):
         self._layout = layout
         self._topic = topic.encode() if isinstance(topic, str) else bytes(topic)
         self._on_bad_message = on_bad_message
-        self._send_meta = send_meta
-        self._copy = copy
+        self._send_meta, self._copy = send_meta, copy
         self._split = split
         self._options = SocketOptions(**options)  # a TypeError names an unknown one
         self._horizon = stats_horizon
@@ -181,6 +180,7 @@ class Connection(Steps):
                     self._transport, self._pool, multipart=self.multipart, send_meta=self._send_meta
                 )
             return
+        self._ends = Ends(self.servers)
         topics = [u.topic for u in self._urls]
         self._receiver = Receiver(
             self._transport,
@@ -409,16 +409,18 @@ class Connection(Steps):
             report: log the rates every so many samples; -1 takes the connection's.
             progress: count of messages and ends, shared with other readers of the iteration.
         """
+        self._receiving()
         if progress is None:
-            progress = Progress(self.epoch, servers=self.servers)
+            self._ends = self._ends.current()
+            progress = Progress(self.epoch, ends=self._ends)
         reporter = self._reporter(report)
         while (self.total < 0 or self._count < self.total) and not progress.complete:
             try:
                 item = self.receive(self._limit(_USE_DEFAULT), progress)
             except IterationOver:
                 return
-            if not progress.claim():
-                self._pending = item  # the first of the next iteration
+            if not progress.claim():  # then it is the first of the next iteration
+                self._pending = item
                 return
             by_message = isinstance(item, list) or not self.batch_count
             size = 1 if by_message else count_samples(item.arrays)  # type: ignore[union-attr]

@@ -52,6 +52,10 @@ class Ends:
         """Whether every source has ended."""
         return len(self._ended) >= self._servers * self._sources
 
+    def current(self) -> Ends:
+        """Return what a new iteration starts from: these ends, or none once all have ended."""
+        return Ends(self._servers) if self.complete else self
+
 
 class Progress:
     """One iteration over a stream, as one reader sees it.

@@ -58,6 +58,7 @@ class Sender:
         self._source = ""
         self._pid = 0
         self._next_seq: dict[bytes, int] = {}
+        self._has_sent = False
 
     def send(
         self,
@@ -76,7 +77,8 @@ class Sender:
         arrays = [as_array(value, index=i) for i, value in enumerate(message.arrays)]
         if not allow64:
             _refuse_wide(arrays)
-        self._transport.check_frame(max((array.nbytes for array in arrays), default=0))
+        sizes = [array.nbytes for array in arrays]
+        self._transport.check_frame(max(sizes, default=0) if self._multipart else sum(sizes))
         samples = message.meta.samples
         if samples is None:
             samples = count_samples(arrays)
@@ -91,9 +93,10 @@ class Sender:
             copy=self._pool.copy if copy else None,
         )
         self._transport.send(frames, timeout_s=timeout_s, check=check)
+        self._has_sent = True
         if self._send_meta:
             self._next_seq[message.topic] = (meta.seq or 0) + 1
-        return sum(array.nbytes for array in arrays), samples
+        return sum(sizes), samples
 
     def finish(
         self,
@@ -128,6 +131,8 @@ class Sender:
             ]
         else:
             words = [frames] * (2 * max(self._transport.peers(), 1))
+        if not self._has_sent:  # else the first reader to come would wait for ever
+            self._transport.send(words.pop(), timeout_s=None, check=check, expendable=True)
         for frames in words:
             with contextlib.suppress(SendTimeoutError):
                 self._transport.send(frames, timeout_s=0, expendable=True)

@@ -39,7 +39,8 @@ class SocketOptions:
         max_frame_bytes: largest frame sent or accepted.
         timeout_s: seconds that a send or receive waits; None waits for ever.
         linger_ms: longest that `close` waits for queued messages to leave.
-        heartbeat_s: interval of heartbeats; 0 turns them off.
+        heartbeat_s: interval of ZeroMQ's heartbeats, 0 for none: they take a reader that pauses
+            with a full queue for dead. TCP's keep-alive is on all the same.
         nodrop: a publisher waits for a slow subscriber instead of dropping its messages.
         curve_key: own CURVE certificate file with the secret key.
         curve_server_key: public certificate file of the binding end, for the connecting one.
@@ -50,7 +51,7 @@ class SocketOptions:
     max_frame_bytes: int = 2**31 - 1
     timeout_s: float | None = 60.0
     linger_ms: int = 10_000
-    heartbeat_s: float = 10.0
+    heartbeat_s: float = 0.0
     nodrop: bool = False
     curve_key: str | None = None
     curve_server_key: str | None = None

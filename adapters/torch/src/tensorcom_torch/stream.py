@@ -220,9 +220,8 @@ class _Live:
         self._ends = Ends(connection.servers)
 
     def ends(self) -> Ends:
-        """Return the ends heard so far, for a new iteration; none once all have ended."""
-        if self._ends.complete:
-            self._ends = Ends(self.connection.servers)
+        """Return the ends that a new iteration starts from."""
+        self._ends = self._ends.current()
         return self._ends
 
 

@@ -7,6 +7,7 @@ URLs, of limits or of waiting for room.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from collections import deque
@@ -45,6 +46,7 @@ _EVENTS = (
 
 _inproc_context: tuple[int, zmq.Context[Any]] | None = None
 _inproc_lock = ForkLock()
+_monitors = itertools.count()  # no name twice: ZeroMQ gives them back late
 
 
 def _context(*, inproc: bool, io_threads: int) -> zmq.Context[Any]:
@@ -80,6 +82,7 @@ class OpenSocket:
     subscriptions: int = 0
     settled: bool = False
     _files: list[tuple[str, int]] = field(default_factory=list)
+    _names: list[str] = field(default_factory=list)
     _monitor: zmq.Socket[Any] | None = None
     _peers: PeerCount = field(default_factory=PeerCount)
     _in_flight: deque[tuple[zmq.MessageTracker, int]] = field(default_factory=deque)
@@ -87,7 +90,7 @@ class OpenSocket:
     # -- messages -----------------------------------------------------------------------------
 
     def send(self, frames: Sequence[bytes | memoryview], size_bytes: int) -> bool:
-        """Queue one message; return False if there was no room for `SLICE_MS`."""
+        """Queue one message; return False if there was no room within SNDTIMEO."""
         done = 0
         self.settled = self.settled and not size_bytes
         try:
@@ -159,7 +162,7 @@ class OpenSocket:
     def watch(self) -> None:
         """Watch connections from now on."""
         # ZeroMQ's own threads wait while the queue of a monitor is full: it must have no limit.
-        address = f"inproc://monitor-{id(self)}"
+        address = f"inproc://tensorcom-monitor-{next(_monitors)}"
         self.socket.monitor(address, _EVENTS)
         self._monitor = self.context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.LINGER, 0)
@@ -195,6 +198,7 @@ class OpenSocket:
         self.endpoints.append(endpoint)
         if endpoint.startswith("inproc:"):
             self._peers.join_inproc(endpoint, binds=binds)
+            self._names += [endpoint] * binds
         path = endpoint.removeprefix("ipc://")
         if binds and path != endpoint and not path.startswith("@"):
             with contextlib.suppress(OSError):
@@ -225,6 +229,8 @@ class OpenSocket:
             with contextlib.suppress(OSError):
                 if os.lstat(path).st_ino == inode:  # noqa: PTH116
                     os.unlink(path)  # noqa: PTH108
+        for name in self._names:  # else ZeroMQ gives them back some time after closing
+            self.socket.unbind(name)
         self.socket.close(left_ms)
         self._peers.leave()
         if self.owns_context:
@@ -236,6 +242,7 @@ def open_socket(kind: str, *, inproc: bool, io_threads: int) -> OpenSocket:
     """Make a socket of `kind` in this process: in a context of its own unless it is for inproc."""
     context = _context(inproc=inproc, io_threads=io_threads)
     opened = OpenSocket(context, context.socket(_KINDS[kind]), owns_context=not inproc)
+    opened.settled = kind in ("pull", "sub")
     opened.socket.setsockopt(zmq.LINGER, EXIT_LINGER_MS)
     opened.socket.setsockopt(zmq.RCVTIMEO, SLICE_MS)
     opened.socket.setsockopt(zmq.SNDTIMEO, SLICE_MS)

@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 
     from tensorcom.zmq_url import ZmqUrl
 
+_KEEP_ALIVE = {  # a host that vanished is noticed after some two minutes
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 60,
+    zmq.TCP_KEEPALIVE_INTVL: 10,
+    zmq.TCP_KEEPALIVE_CNT: 6,
+}
 _RECEIVE_HWM = 4  # a receiver cannot know sizes beforehand; the sender's queue is the long one
 _POLL_S = 0.002
 # Within a host, bytes on their way shall fit a cache; to others the system finds the best size.
@@ -131,8 +137,10 @@ class Transport:
     def _attach(self, opened: OpenSocket, url: ZmqUrl, options: SocketOptions) -> None:
         sock = opened.socket
         sock.setsockopt(zmq.RCVHWM, options.hwm or _RECEIVE_HWM)
-        if options.hwm is not None:
-            sock.setsockopt(zmq.SNDHWM, options.hwm)
+        if self.kind in _MAX_SEND_HWM:
+            sock.setsockopt(zmq.SNDHWM, options.hwm or _MAX_SEND_HWM[self.kind])
+        for option, value in _KEEP_ALIVE.items():
+            sock.setsockopt(option, value)
         heartbeat_ms = int(options.heartbeat_s * 1000)
         sock.setsockopt(zmq.HEARTBEAT_IVL, heartbeat_ms)
         sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_ms * 6)
@@ -164,15 +172,18 @@ class Transport:
     def _fit_hwm(self, opened: OpenSocket, message_bytes: int) -> None:
         """Bound the bytes queued per peer by the size of the first message: ZeroMQ counts messages.
 
-        Only before that message: ZeroMQ loses wake-ups when a limit changes on a queue in use.
+        Only before that message: ZeroMQ loses wake-ups when a limit changes on a queue in use. In
+        inproc queues it always does, so there the bytes are counted before each message.
         """
+        if any(url.transport == "inproc" for url in self._urls):
+            return
         opened.message_bytes = message_bytes
         if self.options.hwm is None:
             hwm = self.options.hwm_bytes // (2 * len(self._urls) * max(message_bytes, 1))
             opened.socket.setsockopt(zmq.SNDHWM, max(1, min(hwm, _MAX_SEND_HWM[self.kind])))
 
     def _has_room(self, opened: OpenSocket, message_bytes: int) -> bool:
-        """Return whether a message larger than the first may be queued too."""
+        """Return whether a message may be queued that the number of messages does not bound."""
         if message_bytes <= opened.message_bytes:
             return True
         waiting = opened.queued_bytes()
@@ -278,7 +289,9 @@ class Transport:
                 opened.read_monitor()
                 if self.kind == "pub":
                     opened.read_subscriptions()
-                if self._send_now(opened, frames, 0 if expendable else total):
+                left_s = SLICE_MS if deadline is None else deadline - time.monotonic()
+                wait_ms = max(0, min(SLICE_MS, int(1000 * left_s)))
+                if self._send_now(opened, frames, 0 if expendable else total, wait_ms):
                     return
             if deadline is not None and time.monotonic() >= deadline:
                 raise SendTimeoutError(
@@ -288,14 +301,15 @@ class Transport:
                 )
 
     def _send_now(
-        self, opened: OpenSocket, frames: Sequence[bytes | memoryview], total: int
+        self, opened: OpenSocket, frames: Sequence[bytes | memoryview], total: int, wait_ms: int
     ) -> bool:
-        """Queue a message unless there is no room for `SLICE_MS`; then return False."""
+        """Queue a message unless there is no room for `wait_ms`; then return False."""
         if self._has_room(opened, total):
+            opened.socket.setsockopt(zmq.SNDTIMEO, wait_ms)
             return opened.send(frames, total)
         if self.kind == "pub" and not self.options.nodrop:
             return True  # dropped, as ZeroMQ does with what exceeds its limit in messages
-        opened.wait_sent(SLICE_MS / 1000)
+        opened.wait_sent(wait_ms / 1000)
         return False
 
     def in_flight(self) -> int:
