@@ -53,7 +53,8 @@ def arrays(draw):
 def plain_bytes(array):
     """Little-endian C-order bytes, element by element, without the code under test."""
     wide = array.dtype.newbyteorder("<") if array.dtype.name in PLAIN_NAMES else array.dtype
-    return b"".join(array[where].astype(wide).tobytes() for where in np.ndindex(array.shape))
+    elements = (np.asarray(array[where]) for where in np.ndindex(array.shape))
+    return b"".join(element.astype(wide).tobytes() for element in elements)
 
 
 def assert_same(found, sent):

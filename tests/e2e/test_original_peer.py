@@ -36,8 +36,8 @@ def peer(original):
     """Return a function that starts the original program; it ends with the test."""
     started = []
 
-    def start(role: str, url: str, multipart: bool) -> subprocess.Popen[str]:
-        command = [original, str(PEER), role, url, str(int(multipart)), str(COUNT)]
+    def start(role: str, url: str, multipart: bool, *more: str) -> subprocess.Popen[str]:
+        command = [original, str(PEER), role, url, str(int(multipart)), str(COUNT), *more]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(process)
         return process
@@ -94,3 +94,44 @@ def test_our_client_reads_its_server(peer, tmp_path, ours, theirs, transport, mu
     assert numbers == list(range(numbers[0], numbers[0] + COUNT))
     for images, number in found:
         assert (images == number).all()
+
+
+def every_dtype() -> list[np.ndarray]:
+    """Return an array of each dtype that the original can send, in layouts that it cannot."""
+    bits = np.random.default_rng(0).integers(0, 256, (2, 3, 40), np.uint8)
+    names = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u8")
+    plain = [bits.view(name) for name in names]  # with NaNs and infinities among the floats
+    nine = np.arange(512, dtype="i2").reshape((2,) * 9)
+    return [*plain, nine, plain[1].transpose(2, 0, 1), plain[5].astype(">i4"), bits[:, ::-1]]
+
+
+@pytest.mark.parametrize("multipart", [True, False], ids=["multipart", "single"])
+def test_every_dtype_is_bit_equal_there_and_back(peer, tmp_path, multipart) -> None:
+    there, back = f"ipc://{tmp_path}/there", f"ipc://{tmp_path}/back"
+    sent = every_dtype()
+    with Connection(f"zpull+{back}", timeout_s=30) as client:
+        echo = peer("echo", f"zpull+{there}", multipart, f"zpush+{back}")
+        assert echo.stdout.readline() == "ready\n"
+        with Connection(f"zpush+{there}", multipart=multipart, allow64=True) as server:
+            server.send(sent)
+            got = client.recv()
+    for array, expected in zip(got, sent, strict=True):
+        assert array.dtype == expected.dtype.newbyteorder("=")
+        assert array.shape == expected.shape
+        assert array.tobytes() == expected.astype(array.dtype).tobytes()
+        assert array.ctypes.data % 64 == 0
+        assert array.flags.writeable
+
+
+@pytest.mark.parametrize("multipart", [True, False], ids=["multipart", "single"])
+def test_what_its_client_reads_has_a_meta_frame(peer, tmp_path, multipart) -> None:
+    url = f"ipc://{tmp_path}/s"
+    with Connection(f"zrpush+{url}", multipart=multipart) as server:
+        with Connection(f"zrpull+{url}", timeout_s=30) as reader:
+            server.send(batch(0))
+            assert reader.recv_message().meta.seq == 0
+        client = peer("receive", f"zrpull+{url}", multipart)
+        assert client.stdout.readline() == "ready\n"
+        for number in range(1, COUNT + 1):
+            server.send(batch(number))
+        assert [int(client.stdout.readline()) for _ in range(COUNT)] == list(range(1, COUNT + 1))

@@ -56,6 +56,7 @@ def encode_message(
     *,
     multipart: bool = True,
     copy: Callable[[memoryview], memoryview] | None = None,
+    take: Callable[[int], bytearray | memoryview] = bytearray,
 ) -> list[bytes | memoryview]:
     """Return the frames of a message.
 
@@ -64,6 +65,7 @@ def encode_message(
         multipart: False packs arrays and meta into one frame, as a tenbin buffer; the meta is then
             a last chunk without a partner, which readers of plain tenbin pass over.
         copy: copies a payload into memory that the frames may keep; None keeps views of the arrays.
+        take: gives the memory of the one frame.
 
     Raises:
         MessageError: topic or meta cannot be sent, or there are too many arrays.
@@ -81,7 +83,8 @@ def encode_message(
         if meta is not None:
             frames.append(meta)
     else:
-        frames = [memoryview(tenbin.encode_chunks(parts if meta is None else [*parts, meta]))]
+        chunks = parts if meta is None else [*parts, meta]
+        frames = [memoryview(tenbin.encode_chunks(chunks, take=take))]
     if message.topic:
         frames.insert(0, check_topic(message.topic))
     if not frames:

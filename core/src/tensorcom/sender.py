@@ -91,6 +91,7 @@ class Sender:
             Message(arrays, message.infos, message.topic, meta),
             multipart=self._multipart,
             copy=self._pool.copy if copy else None,
+            take=self._pool.take,
         )
         self._transport.send(frames, timeout_s=timeout_s, check=check)
         self._has_sent = True

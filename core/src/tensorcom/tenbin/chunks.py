@@ -14,7 +14,7 @@ from tensorcom.errors import TenbinError
 from tensorcom.tenbin.layout import ALIGNED_MAGIC, MAGIC, byte_view
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 ALIGNMENT = 64
 HEAD_BYTES = 16
@@ -64,28 +64,37 @@ def encode_prefix(nbytes: int, *, aligned: bool = False) -> bytes:
     return MAGIC + struct.pack("<q", nbytes)
 
 
-def encode_chunks(parts: Iterable[Any], *, aligned: bool = False) -> bytearray:
+def encode_chunks(
+    parts: Iterable[Any],
+    *,
+    aligned: bool = False,
+    take: Callable[[int], bytearray | memoryview] = bytearray,
+) -> bytearray | memoryview:
     """Pack bytes-like objects, one chunk each.
 
     Args:
         parts: the payloads.
         aligned: write 64-byte prefixes, so that every payload starts at a multiple of 64.
+        take: gives the memory for so many bytes; its contents may be undefined.
 
     Returns:
-        The chunks; every payload is copied once.
+        The chunks, in what `take` gave; every payload is copied once.
 
     Raises:
         TenbinError: a part is not bytes-like.
     """
     views = [byte_view(part) for part in parts]
-    buffer = bytearray(sum(chunk_size(view.nbytes, aligned=aligned) for view in views))
+    buffer = take(sum(chunk_size(view.nbytes, aligned=aligned) for view in views))
     position = 0
-    for view in views:
-        prefix = encode_prefix(view.nbytes, aligned=aligned)
-        start = position + len(prefix)
-        buffer[position:start] = prefix
-        buffer[start : start + view.nbytes] = view
-        position += chunk_size(view.nbytes, aligned=aligned)
+    with memoryview(buffer) as target:  # a bytearray would copy each payload twice
+        for view in views:
+            prefix = encode_prefix(view.nbytes, aligned=aligned)
+            start = position + len(prefix)
+            end = start + view.nbytes
+            target[position:start] = prefix
+            target[start:end] = view
+            position = end + padding_size(view.nbytes)
+            target[end:position] = bytes(position - end)
     return buffer
 
 
