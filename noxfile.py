@@ -136,11 +136,13 @@ def fuzz(session: nox.Session) -> None:
     """Run the fuzz tests on new examples for a time: `nox -s fuzz -- SECONDS` (60)."""
     install(session, ["core"], "fuzz")
     budget_s = float(session.posargs[0]) if session.posargs else 60.0
-    paths = [str(path) for path in sorted(Path("core/tests").glob("test_*fuzz*.py"))]
+    found = [*Path("core/tests").glob("test_*fuzz*.py"), *Path("tests/fuzz").glob("test_*.py")]
+    paths = [str(path) for path in sorted(found)]
     end = time.monotonic() + budget_s
     while time.monotonic() < end:
         seed = f"--hypothesis-seed={secrets.randbits(32)}"
-        session.run("python", "-m", "pytest", "-q", seed, *paths)
+        env = {"TENSORCOM_FUZZ_EXAMPLES": "2000"}
+        session.run("python", "-m", "pytest", "-q", seed, "--timeout=1200", *paths, env=env)
 
 
 @nox.session(default=False)
