@@ -336,7 +336,7 @@ def test_B10_a_socket_file_is_left_by_a_kill_only_and_hinders_nobody(connect, st
     server.kill()
     server.wait()
     assert (tmp_path / "a").is_socket()
-    server = start(SERVE, url, 10**6)
+    server = start(SERVE, url + "?linger_ms=100", 10**6)
     while number_of(reader.recv()) < 10**6:
         pass
     server.send_signal(signal.SIGINT)

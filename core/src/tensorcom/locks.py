@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
+
+_all: weakref.WeakSet[ForkLock] = weakref.WeakSet()
 
 
 class ForkLock:
@@ -14,12 +17,23 @@ class ForkLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._pid = os.getpid()
+        _all.add(self)
 
     def __enter__(self) -> None:
-        if self._pid != os.getpid():
-            self._lock, self._pid = threading.RLock(), os.getpid()
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    def renew(self) -> None:
+        """Free the lock, in a child that has one thread yet."""
+        self._lock = threading.RLock()
+
+
+def _renew_all() -> None:
+    for lock in list(_all):
+        lock.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)

@@ -118,13 +118,12 @@ class Sender:
         while not self._transport.flush(pause_s):
             if check is not None:
                 check()
-            if self._transport.kind == "push":
+            if self._transport.kind == "push" and self._transport.peers() > 1:
                 with contextlib.suppress(SendTimeoutError):
                     self._transport.send(frames, timeout_s=0, expendable=True)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             if not self._transport.in_flight():
                 break  # only end words have not left
-        self._transport.settle()
         if self._transport.kind == "pub":  # to the readers of each topic
             words = [
                 self._end_frames(word, key, sources)

@@ -69,7 +69,7 @@ class OpenSocket:
         message_bytes: size of the first message that was sent.
         topics: topics subscribed to.
         subscriptions: subscriptions of a publisher's readers.
-        settled: whether readers have all that was sent, end words apart.
+        sends: whether it sends; else it receives.
     """
 
     context: zmq.Context[Any]
@@ -80,7 +80,7 @@ class OpenSocket:
     message_bytes: int = 0
     topics: set[str] = field(default_factory=set)
     subscriptions: int = 0
-    settled: bool = False
+    sends: bool = True
     _files: list[tuple[str, int]] = field(default_factory=list)
     _names: list[str] = field(default_factory=list)
     _monitor: zmq.Socket[Any] | None = None
@@ -92,7 +92,6 @@ class OpenSocket:
     def send(self, frames: Sequence[bytes | memoryview], size_bytes: int) -> bool:
         """Queue one message; return False if there was no room within SNDTIMEO."""
         done = 0
-        self.settled = self.settled and not size_bytes
         try:
             # ZeroMQ queues whole messages: once the first part is in, the others cannot block.
             for frame in frames:
@@ -150,7 +149,7 @@ class OpenSocket:
     def waiting(self) -> int:
         """Count messages that have not left, or 1 if ipc readers have not read all of them."""
         paths = {end.removeprefix("ipc://") for end in self.endpoints if end.startswith("ipc://")}
-        return self.prune() or int(not self.settled and unread_bytes(paths) > 0)
+        return self.prune() or int(self.sends and unread_bytes(paths) > 0)
 
     @property
     def is_idle(self) -> bool:
@@ -242,7 +241,7 @@ def open_socket(kind: str, *, inproc: bool, io_threads: int) -> OpenSocket:
     """Make a socket of `kind` in this process: in a context of its own unless it is for inproc."""
     context = _context(inproc=inproc, io_threads=io_threads)
     opened = OpenSocket(context, context.socket(_KINDS[kind]), owns_context=not inproc)
-    opened.settled = kind in ("pull", "sub")
+    opened.sends = kind in ("push", "pub")
     opened.socket.setsockopt(zmq.LINGER, EXIT_LINGER_MS)
     opened.socket.setsockopt(zmq.RCVTIMEO, SLICE_MS)
     opened.socket.setsockopt(zmq.SNDTIMEO, SLICE_MS)

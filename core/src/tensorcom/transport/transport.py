@@ -317,11 +317,6 @@ class Transport:
         with self._lock:
             return self._ensure().waiting()
 
-    def settle(self) -> None:
-        """Take note that readers have all that was sent: `close` need not wait for them."""
-        with self._lock:
-            self._ensure().settled = True
-
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that was sent has left, at most `timeout_s`; return whether it has."""
         deadline = time.monotonic() + timeout_s
