@@ -86,7 +86,7 @@ def run(
     """
     try:
         with _terminable():
-            args = parser.parse_args(argv)
+            args = parser.parse_intermixed_args(argv)
             with _logging(parser.prog, verbose=getattr(args, "verbose", False)):
                 code = command(args)
             sys.stdout.flush()
