@@ -187,3 +187,17 @@ def pair(transport):
         return sender, reader
 
     return make
+
+
+@pytest.fixture
+def connected(connect):
+    """Return a function that makes a sender and a reader; arguments go by their prefix."""
+
+    def make(**arguments):
+        sending = {k[5:]: v for k, v in arguments.items() if k.startswith("send_")}
+        reading = {k: v for k, v in arguments.items() if not k.startswith("send_")}
+        reader = connect("zpull://127.0.0.1:0", **reading)
+        sender = connect(reader.urls[0].replace("zpull", "zpush"), **sending)
+        return sender, reader
+
+    return make

@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+from connection_helpers import LONG_S, batch, numbers
 
 from tensorcom import (
     Connection,
@@ -17,31 +18,6 @@ from tensorcom import (
     TenbinError,
     tenbin,
 )
-
-LONG_S = 30.0
-
-
-def batch(number: int, samples: int = 4) -> list[np.ndarray]:
-    return [np.full((samples, 2, 3, 1), number, "u1"), np.full(samples, number, "i4")]
-
-
-def numbers(batches) -> list[int]:
-    return [int(labels[0]) for _, labels in batches]
-
-
-@pytest.fixture
-def pair(connect):
-    """Return a function that makes a sender and a reader; arguments go by their prefix."""
-
-    def make(**arguments):
-        sending = {k[5:]: v for k, v in arguments.items() if k.startswith("send_")}
-        reading = {k: v for k, v in arguments.items() if not k.startswith("send_")}
-        reader = connect("zpull://127.0.0.1:0", **reading)
-        sender = connect(reader.urls[0].replace("zpull", "zpush"), **sending)
-        return sender, reader
-
-    return make
-
 
 # -- arguments ---------------------------------------------------------------------------------
 
@@ -60,8 +36,8 @@ def test_the_original_arguments_keep_their_order(connect) -> None:
         connection.close()
 
 
-def test_epoch_is_the_length_of_each_iteration(pair) -> None:
-    sender, reader = pair(epoch=3)
+def test_epoch_is_the_length_of_each_iteration(connected) -> None:
+    sender, reader = connected(epoch=3)
     for number in range(6):
         sender.send(batch(number))
     assert len(reader) == 3
@@ -69,8 +45,8 @@ def test_epoch_is_the_length_of_each_iteration(pair) -> None:
     assert numbers(reader.items()) == [3, 4, 5]
 
 
-def test_without_an_epoch_there_is_no_length(pair) -> None:
-    _, reader = pair()
+def test_without_an_epoch_there_is_no_length(connected) -> None:
+    _, reader = connected()
     with pytest.raises(TypeError, match="length of this stream is unknown"):
         len(reader)
 
@@ -78,8 +54,8 @@ def test_without_an_epoch_there_is_no_length(pair) -> None:
 @pytest.mark.parametrize(
     ("total", "batch_count", "received"), [(8, True, 2), (10, True, 3), (2, False, 2), (0, True, 0)]
 )
-def test_total_ends_all_iterations(pair, total, batch_count, received) -> None:
-    sender, reader = pair(total=total, batch_count=batch_count)
+def test_total_ends_all_iterations(connected, total, batch_count, received) -> None:
+    sender, reader = connected(total=total, batch_count=batch_count)
     for number in range(5):
         sender.send(batch(number))
     assert numbers(reader) == list(range(received))
@@ -87,8 +63,8 @@ def test_total_ends_all_iterations(pair, total, batch_count, received) -> None:
 
 
 @pytest.mark.parametrize("multipart", [True, False])
-def test_multipart_sends_a_frame_per_array_and_either_is_read(pair, multipart) -> None:
-    sender, reader = pair(send_multipart=multipart, raw=True)
+def test_multipart_sends_a_frame_per_array_and_either_is_read(connected, multipart) -> None:
+    sender, reader = connected(send_multipart=multipart, raw=True)
     sender.send(batch(1))
     assert len(reader.recv()) == (5 if multipart else 1)
     reader.raw = False
@@ -96,8 +72,8 @@ def test_multipart_sends_a_frame_per_array_and_either_is_read(pair, multipart) -
     assert numbers([reader.recv()]) == [1]
 
 
-def test_infos_are_written_and_required(pair) -> None:
-    sender, reader = pair(send_infos=["image", "label"], infos=["image", "label"])
+def test_infos_are_written_and_required(connected) -> None:
+    sender, reader = connected(send_infos=["image", "label"], infos=["image", "label"])
     sender.send(batch(1))
     assert list(reader.recv_message().infos) == ["image", "label"]
     sender.send(Message(batch(2), ["image", "cls"]))
@@ -108,8 +84,8 @@ def test_infos_are_written_and_required(pair) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f8", "i8", "u8", "c16"])
-def test_allow64(pair, dtype) -> None:
-    sender, reader = pair()
+def test_allow64(connected, dtype) -> None:
+    sender, reader = connected()
     array = np.zeros(2, dtype)
     with pytest.raises(TenbinError, match="needs allow64=True"):
         sender.send([np.zeros(1, "f4"), array])
@@ -120,8 +96,8 @@ def test_allow64(pair, dtype) -> None:
         assert reader.recv()[0].dtype == dtype
 
 
-def test_raw_gives_the_frames(pair) -> None:
-    sender, reader = pair(raw=True, epoch=1)
+def test_raw_gives_the_frames(connected) -> None:
+    sender, reader = connected(raw=True, epoch=1)
     sender.send(batch(1))
     sender.send(batch(2))
     frames = reader.recv()
@@ -132,13 +108,13 @@ def test_raw_gives_the_frames(pair) -> None:
     assert reader.stats.count == 2
 
 
-def test_batch_transforms_then_layout_then_converters(pair) -> None:
+def test_batch_transforms_then_layout_then_converters(connected) -> None:
     steps = []
 
     def note(name):
         return lambda array: steps.append((name, array.shape)) or array
 
-    sender, reader = pair(
+    sender, reader = connected(
         batch_transforms=[note("first"), None],
         layout=("NHWC", "NCHW"),
         converters=[note("last"), lambda labels: labels + 1],
@@ -150,33 +126,33 @@ def test_batch_transforms_then_layout_then_converters(pair) -> None:
     assert steps == [("first", (4, 2, 3, 1)), ("last", (4, 1, 2, 3))]
 
 
-def test_one_transform_or_converter_serves_all_arrays(pair) -> None:
-    sender, reader = pair(batch_transforms=lambda a: a + 1, converters=lambda a: a * 2)
+def test_one_transform_or_converter_serves_all_arrays(connected) -> None:
+    sender, reader = connected(batch_transforms=lambda a: a + 1, converters=lambda a: a * 2)
     sender.send(batch(1))
     assert [int(array.flat[0]) for array in reader.recv()] == [4, 4]
 
 
-def test_converters_by_name(pair) -> None:
-    sender, reader = pair(converters="numpy")
+def test_converters_by_name(connected) -> None:
+    sender, reader = connected(converters="numpy")
     sender.send(batch(1))
     assert all(isinstance(array, np.ndarray) for array in reader.recv())
     with pytest.raises(ValueError, match="converters='jax' is not one of numpy, torch, torch_cuda"):
         Connection(converters="jax")
 
 
-def test_layout_is_stated_and_checked(pair) -> None:
+def test_layout_is_stated_and_checked(connected) -> None:
     with pytest.raises(ValueError, match="layout"):
         Connection(layout=("NHWC", "HWC"))
     with pytest.raises(ValueError, match="layout"):
         Connection(layout="NCHW")
-    sender, reader = pair(layout=("NHWC", "NCHW"))
+    sender, reader = connected(layout=("NHWC", "NCHW"))
     sender.send([np.zeros((4, 3), "f4")])
     with pytest.raises(ValueError, match="needs 4 axes"):
         reader.recv()
 
 
-def test_report_logs_the_rates(pair, caplog) -> None:
-    sender, reader = pair(epoch=4, report=8)
+def test_report_logs_the_rates(connected, caplog) -> None:
+    sender, reader = connected(epoch=4, report=8)
     for number in range(8):
         sender.send(batch(number))
     with caplog.at_level(logging.INFO, "tensorcom.connection"):
@@ -191,8 +167,8 @@ def test_report_logs_the_rates(pair, caplog) -> None:
         assert len(caplog.records) == 3
 
 
-def test_stats_count_what_came(pair) -> None:
-    sender, reader = pair(stats_horizon=5)
+def test_stats_count_what_came(connected) -> None:
+    sender, reader = connected(stats_horizon=5)
     for number in range(3):
         sender.send(batch(number))
         reader.recv()
@@ -229,11 +205,11 @@ def test_topic_of_a_connection_a_message_and_a_url(connect) -> None:
         fixed.send(batch(0), topic=b"~TenBin~")
 
 
-def test_on_bad_message(pair) -> None:
+def test_on_bad_message(connected) -> None:
     with pytest.raises(ValueError, match="on_bad_message='ignore' is not one of"):
         Connection(on_bad_message="ignore")
     for policy in ("raise", "skip"):
-        sender, reader = pair(on_bad_message=policy)
+        sender, reader = connected(on_bad_message=policy)
         sender._transport.send([b"junk"], timeout_s=LONG_S)
         sender.send(batch(1))
         if policy == "raise":
@@ -243,8 +219,8 @@ def test_on_bad_message(pair) -> None:
         assert reader.stats.bad == 1
 
 
-def test_send_meta_can_be_left_out(pair) -> None:
-    sender, reader = pair(send_send_meta=False, epoch=2)
+def test_send_meta_can_be_left_out(connected) -> None:
+    sender, reader = connected(send_send_meta=False, epoch=2)
     sender.send(batch(0))
     sender.send(Message(batch(1), meta=Meta(epoch=3)))
     assert reader.recv_message().meta == Meta()
@@ -256,8 +232,8 @@ def test_send_meta_can_be_left_out(pair) -> None:
     assert reader.stats.sources == {}
 
 
-def test_the_meta_that_is_sent(pair) -> None:
-    sender, reader = pair()
+def test_the_meta_that_is_sent(connected) -> None:
+    sender, reader = connected()
     sender.send(batch(0), meta=Meta(epoch=2, index=5, times={"read": 1.0}, extra={"host": "a"}))
     sender.send(batch(1))
     first, second = reader.recv_message().meta, reader.recv_message().meta

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zmq
 import zmq.auth
+from connection_helpers import LONG_S, batch, numbers
 
 from tensorcom import (
     ClosedError,
@@ -24,31 +25,6 @@ from tensorcom import (
 )
 from tensorcom.progress import Progress
 from tensorcom.socket_options import SocketOptions
-
-LONG_S = 30.0
-
-
-def batch(number: int, samples: int = 4) -> list[np.ndarray]:
-    return [np.full((samples, 2, 3, 1), number, "u1"), np.full(samples, number, "i4")]
-
-
-def numbers(batches) -> list[int]:
-    return [int(labels[0]) for _, labels in batches]
-
-
-@pytest.fixture
-def pair(connect):
-    """Return a function that makes a sender and a reader; arguments go by their prefix."""
-
-    def make(**arguments):
-        sending = {k[5:]: v for k, v in arguments.items() if k.startswith("send_")}
-        reading = {k: v for k, v in arguments.items() if not k.startswith("send_")}
-        reader = connect("zpull://127.0.0.1:0", **reading)
-        sender = connect(reader.urls[0].replace("zpull", "zpush"), **sending)
-        return sender, reader
-
-    return make
-
 
 # -- methods -----------------------------------------------------------------------------------
 
@@ -90,8 +66,8 @@ def test_wrong_directions_are_errors(connect) -> None:
         reader.send(batch(0))
 
 
-def test_write_and_serve(pair) -> None:
-    sender, reader = pair(epoch=4)
+def test_write_and_serve(connected) -> None:
+    sender, reader = connected(epoch=4)
     sender.write(batch(0))
     sender.serve([batch(1), Message(batch(2), meta=Meta(epoch=9)), batch(3)])
     received = [reader.recv_message() for _ in range(4)]
@@ -99,8 +75,8 @@ def test_write_and_serve(pair) -> None:
     assert received[2].meta.epoch == 9
 
 
-def test_serve_says_the_end(pair) -> None:
-    sender, reader = pair()
+def test_serve_says_the_end(connected) -> None:
+    sender, reader = connected()
     thread = threading.Thread(
         target=sender.serve, args=([batch(i) for i in range(5)],), kwargs={"end": "stream"}
     )
@@ -130,15 +106,15 @@ def test_serve_stops_when_told(connect) -> None:
     assert not thread.is_alive()
 
 
-def test_calling_a_connection_iterates(pair) -> None:
-    sender, reader = pair(epoch=2)
+def test_calling_a_connection_iterates(connected) -> None:
+    sender, reader = connected(epoch=2)
     sender.send(batch(0))
     sender.send(batch(1))
     assert numbers(reader()) == [0, 1]
 
 
-def test_steps_on_a_stream(pair) -> None:
-    sender, reader = pair(epoch=3)
+def test_steps_on_a_stream(connected) -> None:
+    sender, reader = connected(epoch=3)
     for number in range(3):
         sender.send(batch(number))
     batches = list(reader.unbatched().shuffled(5, seed=1).rebatch(8))
@@ -146,8 +122,8 @@ def test_steps_on_a_stream(pair) -> None:
     assert sorted(np.concatenate([labels for _, labels in batches])) == [0] * 4 + [1] * 4 + [2] * 4
 
 
-def test_a_message_taken_too_many_is_the_first_of_the_next_iteration(pair) -> None:
-    sender, reader = pair()
+def test_a_message_taken_too_many_is_the_first_of_the_next_iteration(connected) -> None:
+    sender, reader = connected()
 
     class Full(Progress):
         """One whose last message another reader takes first."""
@@ -160,8 +136,8 @@ def test_a_message_taken_too_many_is_the_first_of_the_next_iteration(pair) -> No
     assert numbers([reader.recv()]) == [7]
 
 
-def test_received_arrays_are_the_callers(pair) -> None:
-    sender, reader = pair()
+def test_received_arrays_are_the_callers(connected) -> None:
+    sender, reader = connected()
     kept = []
     for number in range(20):
         sender.send([np.full((64, 64, 64), number, "u1")])
@@ -188,8 +164,8 @@ def test_a_timeout_names_the_url_and_what_is_missing(connect) -> None:
     assert caught.value.last_seen == {}
 
 
-def test_a_timeout_says_who_was_last_seen_when(pair) -> None:
-    sender, reader = pair(timeout_s=0.05)
+def test_a_timeout_says_who_was_last_seen_when(connected) -> None:
+    sender, reader = connected(timeout_s=0.05)
     sender.send(batch(0))
     reader.recv_message(timeout_s=LONG_S)
     with pytest.raises(ReceiveTimeoutError) as caught:
@@ -204,8 +180,8 @@ def test_a_timeout_says_who_was_last_seen_when(pair) -> None:
         next(iter(reader))
 
 
-def test_close_twice_and_use_after_close(pair) -> None:
-    sender, reader = pair()
+def test_close_twice_and_use_after_close(connected) -> None:
+    sender, reader = connected()
     for connection in (sender, reader):
         assert connection.close() == 0
         assert connection.close() == 0
@@ -223,8 +199,8 @@ def test_close_twice_and_use_after_close(pair) -> None:
             use()
 
 
-def test_close_from_another_thread_ends_a_receive(pair) -> None:
-    _, reader = pair(timeout_s=None)
+def test_close_from_another_thread_ends_a_receive(connected) -> None:
+    _, reader = connected(timeout_s=None)
     caught = []
 
     def receive() -> None:

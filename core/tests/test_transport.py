@@ -221,6 +221,14 @@ def test_queues_are_bounded_by_the_size_of_the_first_message(
     assert opened.socket.getsockopt(zmq.SNDHWM) == hwm
 
 
+def test_a_reader_that_pauses_is_not_taken_for_dead(transport) -> None:
+    opened = transport("zpull://127.0.0.1:0")._ensure().socket
+    assert opened.getsockopt(zmq.HEARTBEAT_IVL) == 0
+    assert opened.getsockopt(zmq.TCP_KEEPALIVE) == 1
+    asked = transport("zpull://127.0.0.1:0?heartbeat_s=5")._ensure().socket
+    assert asked.getsockopt(zmq.HEARTBEAT_IVL) == 5000
+
+
 def test_a_given_hwm_is_taken(transport) -> None:
     one = transport("zrpush://127.0.0.1:0?hwm=3")
     one.open()

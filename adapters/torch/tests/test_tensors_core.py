@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tensorcom.arrays import as_array
+from tensorcom.converters import to_numpy, to_tensor
 from tensorcom.errors import TenbinError
 from tensorcom.tenbin import decode_buffer, encode_buffer, encode_list
 
@@ -94,3 +95,11 @@ def test_tensors_without_plain_memory_are_refused(make, reason):
 def test_dtypes_that_numpy_lacks_are_refused_by_name():
     with pytest.raises(TenbinError, match=r"^array 0: a torch tensor of float8_e4m3fnuz cannot be"):
         encode_buffer([torch.zeros(2, dtype=torch.float8_e4m3fnuz)])
+
+
+def test_tensors_become_arrays_of_the_same_bits() -> None:
+    tensor = torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
+    found = to_numpy(tensor)
+    assert found.dtype.name == "bfloat16"
+    assert torch.equal(to_tensor(found), tensor)
+    assert to_numpy("text") == "text"

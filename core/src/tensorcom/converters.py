@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensorcom.arrays import as_array
 from tensorcom.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def torch_converter(device: str = "cpu") -> Converter:
 
 def to_numpy(value: Any) -> Any:
     """Return a torch tensor as a numpy array, on the host; anything else passes through."""
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+    return as_array(value) if hasattr(value, "detach") else value
 
 
 def resolve_converters(converters: Converters, device: str | None) -> list[Converter | None]:

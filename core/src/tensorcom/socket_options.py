@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket as stdlib_socket
 import stat
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tensorcom.errors import BindError, ZmqUrlError
@@ -69,9 +69,8 @@ class SocketOptions:
 
     def for_url(self, url: ZmqUrl) -> SocketOptions:
         """Return these options with those of `url` in front."""
-        known = {f.name for f in fields(self)}
         try:
-            return replace(self, **{k: v for k, v in url.options.items() if k in known})  # type: ignore[arg-type]
+            return replace(self, **url.options)  # type: ignore[arg-type]
         except ValueError as exc:
             raise ZmqUrlError(f"option {exc}", url=str(url)) from exc
 
