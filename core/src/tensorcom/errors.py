@@ -224,6 +224,81 @@ class SourceError(TensorcomError, ValueError):
         return "" if self.path is None else self.path
 
 
+class PcrError(TensorcomError):
+    """A set of progressive compressed records could not be read or written."""
+
+
+class PcrFormatError(PcrError, ValueError):
+    """Bytes of a record, an index or a manifest that are not what the format says.
+
+    Attributes:
+        path: the file at fault, else None.
+        offset: byte offset of the fault in the file, else None.
+    """
+
+    path: str | None
+    offset: int | None
+
+    def __init__(
+        self, reason: str, *, path: str | None = None, offset: int | None = None, **fields: Any
+    ) -> None:
+        """Describe a fault of a file at a byte offset, each where known."""
+        super().__init__(reason, path=path, offset=offset, **fields)
+
+    def _subject(self) -> str:
+        parts = [] if self.path is None else [self.path]
+        if self.offset is not None:
+            parts.append(f"at byte {self.offset}")
+        return " ".join(parts)
+
+
+class JpegError(PcrFormatError):
+    """A JPEG file that cannot be split into scans, transcoded or decoded.
+
+    Attributes:
+        path: the file, or record and image, else None.
+    """
+
+
+class PcrIndexError(PcrError, FileNotFoundError):
+    """A directory that holds no set, an unfinished one, or not a file that its index names.
+
+    Attributes:
+        path: what was looked at, else None.
+    """
+
+    path: str | None
+
+    def __init__(self, reason: str, *, path: str | None = None) -> None:
+        """Describe what is not there."""
+        super().__init__(reason, path=path)
+
+    def _subject(self) -> str:
+        return "" if self.path is None else self.path
+
+
+class PcrReadError(PcrError, OSError):
+    """Storage gave fewer bytes than the file has, or none, after all retries.
+
+    Attributes:
+        path: the file, else None.
+        offset: byte offset at which bytes stopped coming, else None.
+    """
+
+    path: str | None
+    offset: int | None
+
+    def __init__(self, reason: str, *, path: str | None = None, offset: int | None = None) -> None:
+        """Describe a read that failed."""
+        super().__init__(reason, path=path, offset=offset)
+
+    def _subject(self) -> str:
+        parts = [] if self.path is None else [self.path]
+        if self.offset is not None:
+            parts.append(f"at byte {self.offset}")
+        return " ".join(parts)
+
+
 class ServingError(TensorcomError, RuntimeError):
     """A fleet of senders that failed.
 
