@@ -1,11 +1,14 @@
 """How to run things: the only place that knows.
 
-`nox -l` lists the sessions, `nox -s tests` runs all tests. If a session needs a system
-package, it says so with the command that installs it; none does so far.
+`nox -l` lists the sessions, `nox -s tests` runs all tests. Sessions that run our code need the
+system packages of SYSTEM_PACKAGES: they are installed where that is possible without asking, and
+named with the command otherwise.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import secrets
 import shutil
 import time
@@ -31,6 +34,9 @@ DISTS = {
     },
 }
 
+# What transcodes JPEG without loss: a library that is loaded, and a program that is run.
+SYSTEM_PACKAGES = ("libturbojpeg0", "libjpeg-turbo-progs")
+
 # Tests that cross packages. Golden files and architecture need no framework: they run with core.
 CORE_TESTS = ["tests/golden", "tests/architecture"]
 CROSS_TESTS = {"contract": "tests/contract", "e2e": "tests/e2e", "docs": "tests/docs"}
@@ -45,6 +51,31 @@ def install(session: nox.Session, names: list[str], *requirements: str) -> None:
     """Install distributions and requirement files in one pip command, within constraints.txt."""
     files = [arg for name in requirements for arg in ("-r", f"requirements/{name}.txt")]
     session.install("-c", "constraints.txt", *editable(*names), *files)
+
+
+def has_system_packages() -> bool:
+    """Tell whether libturbojpeg can be loaded and jpegtran run."""
+    if shutil.which("jpegtran") is None:
+        return False
+    try:
+        ctypes.CDLL("libturbojpeg.so.0")
+    except OSError:
+        return False
+    return True
+
+
+def require_system_packages(session: nox.Session) -> None:
+    """Install the system packages if they are missing and this is root; else say how."""
+    if has_system_packages():
+        return
+    install = ["apt-get", "install", "-y", *SYSTEM_PACKAGES]
+    if shutil.which("apt-get") and os.geteuid() == 0:
+        env = {"DEBIAN_FRONTEND": "noninteractive"}
+        session.run("apt-get", "update", external=True, success_codes=[0, 100])
+        session.run(*install, external=True, env=env)
+    if not has_system_packages():
+        command = " ".join(install)
+        session.error(f"libturbojpeg.so.0 and jpegtran are needed; as root: {command}")
 
 
 def original_python(session: nox.Session) -> str:
@@ -65,6 +96,7 @@ def original_python(session: nox.Session) -> str:
 
 def pytest(session: nox.Session, *paths: str, **env: str) -> None:
     """Run pytest from the root on `paths`, with the session's own arguments."""
+    require_system_packages(session)
     session.run("python", "-m", "pytest", *paths, *session.posargs, env=env)
 
 
@@ -134,6 +166,7 @@ for _name in CROSS_TESTS:
 @nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
     """Run the fuzz tests on new examples for a time: `nox -s fuzz -- SECONDS` (60)."""
+    require_system_packages(session)
     install(session, ["core"], "fuzz")
     budget_s = float(session.posargs[0]) if session.posargs else 60.0
     found = [*Path("core/tests").glob("test_*fuzz*.py"), *Path("tests/fuzz").glob("test_*.py")]
@@ -148,6 +181,7 @@ def fuzz(session: nox.Session) -> None:
 @nox.session(default=False)
 def demo(session: nox.Session) -> None:
     """Run the demonstration."""
+    require_system_packages(session)
     install(session, list(DISTS), "demo")
     session.run("python", "examples/demo.py", *session.posargs)
 
@@ -155,6 +189,7 @@ def demo(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Run all benchmarks, or one: `nox -s bench -- NAME --its-own-options`."""
+    require_system_packages(session)
     install(session, list(DISTS), "bench")
     scripts = sorted(path for path in Path("benchmarks").glob("*.py") if path.name[0] != "_")
     args = list(session.posargs)
