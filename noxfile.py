@@ -25,7 +25,12 @@ ROOT = Path(__file__).parent
 # Every distribution: its import package, the extras that its tests need, and what it comes with.
 # Siblings have to come in the same pip command: PyPI's tensorcom 0.1.0 is another program.
 DISTS = {
-    "core": {"path": "core", "package": "tensorcom", "extras": "[images,shards]", "needs": []},
+    "core": {
+        "path": "core",
+        "package": "tensorcom",
+        "extras": "[images,shards,s3,fidelity]",
+        "needs": [],
+    },
     "torch": {
         "path": "adapters/torch",
         "package": "tensorcom_torch",
