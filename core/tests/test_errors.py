@@ -21,6 +21,7 @@ from tensorcom.errors import (
     PcrFormatError,
     PcrIndexError,
     PcrReadError,
+    PcrWriteError,
     ReceiveTimeoutError,
     SendTimeoutError,
     ServingError,
@@ -61,6 +62,7 @@ EXAMPLES = [
     (JpegError("why", path="a.pcr image 2"), "a.pcr image 2: why", ValueError),
     (PcrIndexError("why", path="set"), "set: why", FileNotFoundError),
     (PcrReadError("why", path="a.pcr", offset=7), "a.pcr at byte 7: why", OSError),
+    (PcrWriteError("why", path="set"), "set: why", OSError),
     (ServingError("why", worker=1, exitcode=-9), "sender 1: why", RuntimeError),
     (
         MissingDependencyError.for_package("torch", "that", "pip install torch"),

@@ -9,14 +9,18 @@ import threading
 
 import numpy as np
 import pytest
-from pcr_helpers import CLASSES, GOLDEN_SETS, KINDS, cut, flip, make_set, split
+from jpeg_helpers import joined, picture, saved
+from pcr_helpers import CLASSES, GOLDEN_SETS, KINDS, cut, flip, make_set, small_jpegs, split
 
 from tensorcom.errors import PcrError, PcrFormatError, PcrIndexError, PcrReadError
 from tensorcom.pcr import PcrReader
 from tensorcom.pcr.manifest import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME
 from tensorcom.pcr.reader import UNFINISHED_NAME
+from tensorcom.pcr.record import encode_record
 from tensorcom.pcr.scripts import FAST, STANDARD
 from tensorcom.pcr.storage.base import PcrEndError
+from tensorcom.pcr.verify import verify
+from tensorcom.pcr.wire import encode_index
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +155,6 @@ def test_a_sample_is_read_by_its_own_bytes(made, groups):
 
 
 def test_groups_that_an_image_lacks_are_not_asked_for(tmp_path):
-    from jpeg_helpers import picture, saved
-
     gray = saved(picture("L"))
     made = make_set(tmp_path / "gray", [gray, saved(picture()), gray], labels=[0, 1, 2])
     reader, reads = watched(made.root)
@@ -197,6 +199,24 @@ def test_scan_groups_that_are_not_there_are_refused(made, wrong):
 
 
 # -- sets of the original ---------------------------------------------------------------------
+
+
+def test_records_of_a_set_of_the_original_may_have_fewer_groups(tmp_path):
+    images = [split(jpeg)[: 6 if i < 2 else 10] for i, jpeg in enumerate(small_jpegs(4))]
+    entries = []
+    for number in range(2):
+        record = encode_record(images[2 * number : 2 * number + 2], [0, 1])
+        entries.append((f"PCR_{number}.pcr", record.parts.tolist()))
+        (tmp_path / f"PCR_{number}.pcr").write_bytes(b"".join(record.pieces))
+    (tmp_path / INDEX_NAME).write_bytes(encode_index(*zip(*entries, strict=True)))
+    reader = PcrReader(tmp_path)
+    assert reader.scan_groups == 10
+    for groups in range(1, 11):
+        expected = [joined(list(image), groups) for image in images]
+        found = [reader.read_record(i, scan_groups=groups)[0] for i in range(2)]
+        assert sum(found, []) == expected
+        assert [reader.sample(i, scan_groups=groups)[0] for i in range(4)] == expected
+    assert verify(tmp_path, decode=True).is_whole
 
 
 @pytest.mark.parametrize("kind", KINDS)

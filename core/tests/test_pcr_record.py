@@ -93,11 +93,17 @@ def test_any_record_comes_back(data):
         assert [prefix.jpeg(i) for i in range(count)] == [join_scans(image) for image in images]
 
 
-def test_a_record_of_fewer_groups_than_the_index_has():
+def test_a_record_may_have_fewer_groups_than_its_set():
     encoded = encode_record(IMAGES, LABELS)
-    ends = np.append(np.cumsum(encoded.parts), np.sum(encoded.parts))
-    with pytest.raises(PcrFormatError, match="metadata says 3 scan groups, but the index has 4"):
-        RecordPrefix(memoryview(whole(encoded)), ends, path="x.pcr")
+    ends = np.append(np.cumsum(encoded.parts), 2 * [np.sum(encoded.parts)])
+    prefix = RecordPrefix(memoryview(whole(encoded)), ends, path="x.pcr")
+    assert prefix.scan_groups == 5
+    assert prefix.sizes[:, 3:].tolist() == [[0, 0]] * 3
+    assert [prefix.jpeg(i) for i in range(3)] == [join_scans(image) for image in IMAGES]
+    ends[-1] += 4
+    longer = memoryview(whole(encoded) + b"\x0a\x02ab")
+    with pytest.raises(PcrFormatError, match="metadata says 3 scan groups, but the index has 5"):
+        RecordPrefix(longer, ends, path="x.pcr")
 
 
 # -- raw groups -------------------------------------------------------------------------------

@@ -299,6 +299,23 @@ class PcrReadError(PcrError, OSError):
         return " ".join(parts)
 
 
+class PcrWriteError(PcrError, OSError):
+    """A set, or what comes of one, cannot be written: the place is taken, or the disk is full.
+
+    Attributes:
+        path: the directory or file, else None.
+    """
+
+    path: str | None
+
+    def __init__(self, reason: str, *, path: str | None = None) -> None:
+        """Describe what keeps something from being written."""
+        super().__init__(reason, path=path)
+
+    def _subject(self) -> str:
+        return "" if self.path is None else self.path
+
+
 class ServingError(TensorcomError, RuntimeError):
     """A fleet of senders that failed.
 

@@ -57,6 +57,7 @@ class Manifest:
         group_bytes: bytes of the whole set at 1 to `scan_groups` groups.
         samples_crc32: checksum of `PCR_samples.ten`.
         created_by: name and version of the program that wrote it.
+        source_bytes: bytes of the files that the images come from, None if not known.
     """
 
     images: int
@@ -68,6 +69,7 @@ class Manifest:
     group_bytes: tuple[int, ...]
     samples_crc32: int
     created_by: str
+    source_bytes: int | None = None
 
     def to_json(self) -> bytes:
         """Return the file's bytes."""
@@ -78,6 +80,7 @@ class Manifest:
             "records": self.records,
             "scan_groups": self.scan_groups,
             "images_per_record": self.images_per_record,
+            "source_bytes": self.source_bytes,
             "group_bytes": list(self.group_bytes),
             "scan_script": dict(self.script),
             "samples_crc32": self.samples_crc32,
@@ -112,6 +115,7 @@ class Manifest:
         script = value.get("scan_script")
         if not isinstance(script, dict):
             raise PcrFormatError("scan_script is no object", path=path)
+        source = value.get("source_bytes")
         return cls(
             images=_count(value, "images", path),
             records=_count(value, "records", path),
@@ -122,6 +126,7 @@ class Manifest:
             group_bytes=_list(value, "group_bytes", int, path),
             samples_crc32=_count(value, "samples_crc32", path),
             created_by=str(value.get("created_by", "")),
+            source_bytes=None if source is None else _count(value, "source_bytes", path),
         )
 
 

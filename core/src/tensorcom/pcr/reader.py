@@ -302,11 +302,23 @@ class PcrReader:
             PcrFormatError: the file is damaged where the sample should be.
             PcrReadError: the file is shorter than the index says, or storage failed.
         """
+        jpeg = join_scans(self.sample_scans(sample, scan_groups=scan_groups))
+        return jpeg, int(self.labels[sample])
+
+    def sample_scans(
+        self, sample: int, *, scan_groups: int | None = None
+    ) -> list[memoryview | bytes]:
+        """Read one sample as `sample` does; return its bytes in each group, which may be empty.
+
+        Raises:
+            IndexError: as for `sample`.
+            PcrFormatError: as for `sample`.
+            PcrReadError: as for `sample`.
+        """
         groups = self.table.check_groups(scan_groups)
         record, place = self.record_of(sample)
         if self._samples is None:
-            prefix = self._kept_record(record, groups)
-            return prefix.jpeg(place), int(prefix.labels[place])
+            return list(self._kept_record(record, groups).scans(place))
         first = int(self._samples.firsts[record])
         before = self._samples.sizes[first : first + place, :groups].astype(np.int64)
         framed = (1 + varint_sizes(before) + before).sum(axis=0)
@@ -314,8 +326,7 @@ class PcrReader:
         sizes = self._samples.sizes[sample, :groups]
         spans = zip(starts.tolist(), sizes.tolist(), strict=True)
         name = self.table.names[record]
-        scans = [self._read_image(name, start, size) for start, size in spans]
-        return join_scans(scans), int(self._samples.labels[sample])
+        return [self._read_image(name, start, size) for start, size in spans]
 
     def _read_image(self, name: str, start: int, size: int) -> memoryview | bytes:
         """Read an image of a group with its framing, which tells that it is the right place."""

@@ -107,7 +107,7 @@ class RecordPrefix:
 
     Attributes:
         labels: int32 (N,).
-        sizes: int64 (N, k), bytes of each image in each group.
+        scan_groups: groups that the prefix holds.
 
     Raises:
         PcrFormatError: the bytes disagree with the ends, the sizes or the labels.
@@ -133,9 +133,11 @@ class RecordPrefix:
                 path=path,
                 offset=0,
             )
-        if metadata.groups < groups:
+        # A record may have fewer groups than others of its set; the rest take no memory here.
+        filled = int(np.flatnonzero(np.diff(ends, prepend=0))[-1])
+        if metadata.groups < filled:
             raise PcrFormatError(
-                f"metadata says {metadata.groups} scan groups, but the index has {groups} or more",
+                f"metadata says {metadata.groups} scan groups, but the index has {filled} or more",
                 path=path,
                 offset=0,
             )
@@ -143,57 +145,58 @@ class RecordPrefix:
             raise PcrFormatError(
                 f"record holds {count} images, but there are sizes of {len(sizes)}", path=path
             )
-        self.labels = metadata.labels
+        self.labels, self.scan_groups = metadata.labels, groups
         self._data, self._path = data, path
-        self._starts = np.empty((count, groups), np.int64)
-        self.sizes = np.empty((count, groups), np.int64)
-        for group in range(groups):
+        self._spans: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        for group in range(filled):
             start, stop = int(ends[group]), int(ends[group + 1])
             known = None if sizes is None else sizes[:, group].astype(np.int64)
-            self._place(group, start, stop, known, raw=metadata.is_raw)
+            starts, found = self._place(start, stop, known, raw=metadata.is_raw)
+            self._spans.append((start + starts, found))
 
     def _place(
-        self, group: int, start: int, stop: int, sizes: NDArray[np.int64] | None, *, raw: bool
-    ) -> None:
-        """Find the images of a group that lies at [start, stop)."""
-        if raw:
+        self, start: int, stop: int, sizes: NDArray[np.int64] | None, *, raw: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return starts and sizes of the images in a group that lies at [start, stop)."""
+        if not raw:
+            view = self._data[start:stop]
             if sizes is None:
-                raise PcrFormatError(
-                    "record of version 2 needs the image sizes, which only PCR.db has",
-                    path=self._path,
-                )
-            if (sizes < 0).any() or int(sizes.sum()) != stop - start:
-                raise PcrFormatError(
-                    f"scan group of {stop - start} bytes, but its image sizes make "
-                    f"{int(sizes.sum())}",
-                    path=self._path,
-                    offset=start,
-                )
-            starts = np.cumsum(sizes) - sizes
-        elif stop == start:  # a record of fewer groups than others
-            starts = sizes = np.zeros(len(self.labels), np.int64)
-        elif sizes is None:
-            starts, sizes = wire.group_spans(
-                self._data[start:stop], len(self.labels), path=self._path, base=start
+                return wire.group_spans(view, len(self.labels), path=self._path, base=start)
+            return wire.group_starts(view, sizes, path=self._path, base=start), sizes
+        if sizes is None:
+            raise PcrFormatError(
+                "record of version 2 needs the image sizes, which only PCR.db has", path=self._path
             )
-        else:
-            starts = wire.group_starts(self._data[start:stop], sizes, path=self._path, base=start)
-        self._starts[:, group] = start + starts
-        self.sizes[:, group] = sizes
+        if (sizes < 0).any() or int(sizes.sum()) != stop - start:
+            raise PcrFormatError(
+                f"scan group of {stop - start} bytes, but its image sizes make {int(sizes.sum())}",
+                path=self._path,
+                offset=start,
+            )
+        return np.cumsum(sizes) - sizes, sizes
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
-    def scan_groups(self) -> int:
-        """Groups that the prefix holds."""
-        return int(self.sizes.shape[1])
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of each image in each group: int64 (N, k)."""
+        sizes = np.zeros((len(self), self.scan_groups), np.int64)
+        for group, (_, found) in enumerate(self._spans):
+            sizes[:, group] = found
+        return sizes
 
     def jpeg(self, image: int) -> bytes:
         """Return an image: its scans joined, and the end marker."""
-        data = self._data
-        spans = zip(self._starts[image].tolist(), self.sizes[image].tolist(), strict=True)
-        return join_scans([data[start : start + size] for start, size in spans])
+        return join_scans(self.scans(image))
+
+    def scans(self, image: int) -> list[memoryview]:
+        """Return the bytes of an image in each group, as views."""
+        scans = [
+            self._data[starts[image] : starts[image] + sizes[image]]
+            for starts, sizes in self._spans
+        ]
+        return scans + [self._data[:0]] * (self.scan_groups - len(scans))
 
 
 def join_scans(scans: Sequence[bytes | memoryview]) -> bytes:
