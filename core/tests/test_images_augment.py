@@ -10,11 +10,14 @@ from PIL import Image
 
 from tensorcom.images import (
     center_crop,
+    evaluation_view,
     normalize,
     random_flip,
     random_resized_crop,
     random_resized_crop_box,
     resize_crop,
+    sample_rng,
+    training_view,
 )
 
 DRAWS = 4000
@@ -177,6 +180,33 @@ def test_flips():
     assert flipped.flags.c_contiguous
     share = np.mean([random_flip(image, rng) is not image for _ in range(2000)])
     assert 0.44 < share < 0.56
+
+
+def test_the_training_view_is_a_random_crop_that_may_be_mirrored():
+    image, mirrored = noise(90, 120), 0
+    for number in range(40):
+        rng, same = sample_rng(3, 1, number), sample_rng(3, 1, number)
+        crop = random_resized_crop(image, same, 32)
+        expected = random_flip(crop, same)
+        mirrored += not np.array_equal(crop, expected)
+        out = np.zeros((32, 32, 3), np.uint8)
+        assert training_view(image, rng, 32, out=out) is out
+        np.testing.assert_array_equal(out, expected)
+        np.testing.assert_array_equal(training_view(image, sample_rng(3, 1, number), 32), expected)
+    assert 10 < mirrored < 30
+
+
+def test_the_evaluation_view_is_the_centre():
+    image, out = noise(90, 120), np.zeros((32, 32, 3), np.uint8)
+    assert evaluation_view(image, 32, out=out) is out
+    np.testing.assert_array_equal(out, center_crop(image, 32, resize=37))
+    np.testing.assert_array_equal(evaluation_view(image, 32), out)
+
+
+def test_samples_and_epochs_have_generators_of_their_own():
+    draws = {sample_rng(*key).random() for key in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]}
+    assert len(draws) == 4
+    assert sample_rng(7, 8, 9).random() == sample_rng(7, 8, 9).random()
 
 
 def test_one_seed_gives_one_crop():

@@ -1,21 +1,28 @@
-"""From image files to batches: decoding in threads, ahead of use, in order.
+"""From image files to batches: decoded ahead of use, in order.
 
-Owns the threads and the assembly of a batch; knows nothing of where samples come from or go to.
+Owns the assembly of a batch; knows nothing of where samples come from or go to.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tensorcom.errors import ImageError
-from tensorcom.images import center_crop, decode_image, normalize, random_flip, random_resized_crop
+from tensorcom.images import (
+    decode_image,
+    evaluation_view,
+    map_ordered,
+    normalize,
+    sample_rng,
+    training_view,
+)
 from tensorcom.message import Message
 from tensorcom.meta import Meta
 
@@ -69,7 +76,7 @@ class Recipe:
     seed: int = 0
     drop_last: bool = False
     on_error: str = "raise"
-    on_skip: Callable[[ImageError], object] | None = None
+    on_skip: Callable[[Exception], object] | None = None
 
     def prepare(self, sample: Sample, epoch: int) -> NDArray[np.uint8] | None:
         """Decode and augment one sample; None if it is bad and skipped."""
@@ -82,9 +89,8 @@ class Recipe:
                 self.on_skip(exc)
             return None
         if not self.augment:
-            return center_crop(image, self.size, resize=round(self.size * 256 / 224))
-        rng = np.random.default_rng(np.random.SeedSequence([self.seed, epoch, sample.number]))
-        return random_flip(random_resized_crop(image, rng, self.size), rng)
+            return evaluation_view(image, self.size)
+        return training_view(image, sample_rng(self.seed, epoch, sample.number), self.size)
 
 
 def epoch_batches(samples: Iterable[Sample], recipe: Recipe, epoch: int) -> Iterator[Message]:
@@ -101,26 +107,14 @@ def epoch_batches(samples: Iterable[Sample], recipe: Recipe, epoch: int) -> Iter
     Raises:
         ImageError: an image is bad and the recipe says to raise.
     """
-    waiting: deque[tuple[int, Future[_Prepared]]] = deque()
     # One more than whole batches: none then straddles a wait for the reader of the one before.
     ahead = max(_BATCHES_AHEAD * recipe.batch_size, recipe.threads) + 1
     batch = _Batch(recipe, epoch)
-    with ThreadPoolExecutor(recipe.threads, thread_name_prefix="tensorcom-decode") as pool:
-        try:
-            for sample in samples:
-                waiting.append((sample.label, pool.submit(_prepare_timed, recipe, sample, epoch)))
-                if len(waiting) < ahead:
-                    continue
-                label, future = waiting.popleft()
-                if batch.add(future.result(), label):
-                    yield batch.take()
-            while waiting:
-                label, future = waiting.popleft()
-                if batch.add(future.result(), label):
-                    yield batch.take()
-        finally:
-            for _, future in waiting:
-                future.cancel()
+    prepare = partial(_prepare_timed, recipe, epoch)
+    with closing(map_ordered(prepare, samples, threads=recipe.threads, ahead=ahead)) as prepared:
+        for sample in prepared:
+            if batch.add(sample):
+                yield batch.take()
     if batch.count and not recipe.drop_last:
         yield batch.take()
 
@@ -130,15 +124,16 @@ class _Prepared:
     """A decoded sample, None if it was skipped, and the Unix seconds of its start and end."""
 
     image: NDArray[np.uint8] | None
+    label: int
     started: float
     ended: float
 
 
-def _prepare_timed(recipe: Recipe, sample: Sample, epoch: int) -> _Prepared:
+def _prepare_timed(recipe: Recipe, epoch: int, sample: Sample) -> _Prepared:
     # Taken in the thread: samples are decoded ahead, while the reader of batches is slow.
     started = time.time()
     image = recipe.prepare(sample, epoch)
-    return _Prepared(image, started, time.time())
+    return _Prepared(image, sample.label, started, time.time())
 
 
 class _Batch:
@@ -156,14 +151,14 @@ class _Batch:
         self._images = np.empty((recipe.batch_size, recipe.size, recipe.size, 3), np.uint8)
         self._labels = np.empty(recipe.batch_size, np.int32)
 
-    def add(self, sample: _Prepared, label: int) -> bool:
+    def add(self, sample: _Prepared) -> bool:
         """Add an image unless it was skipped; return whether the batch is full."""
         if sample.image is None:
             return False
         self._read = min(self._read, sample.started)
         self._decoded = max(self._decoded, sample.ended)
         self._images[self.count] = sample.image
-        self._labels[self.count] = label
+        self._labels[self.count] = sample.label
         self.count += 1
         return self.count == self._recipe.batch_size
 
