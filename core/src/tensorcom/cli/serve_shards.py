@@ -14,7 +14,8 @@ from tensorcom.cli.serve_common import (
     serve,
 )
 from tensorcom.cli.serve_dir import make_recipe
-from tensorcom.serving.sources import expand_shards, shard_batches
+from tensorcom.serving.sources import shard_batches
+from tensorcom.shards import expand_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,23 +6,22 @@ a sender's part, `index` of `count`: together the senders send each sample once 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
 import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tensorcom.errors import MissingDependencyError, SourceError
+from tensorcom.errors import SourceError
 from tensorcom.images import ImageFolder, training_folder
 from tensorcom.images.folder import printable
 from tensorcom.recording import read_recording
 from tensorcom.serving.batching import Recipe, Sample, epoch_batches
-from tensorcom.zmq_url import expand_urls
+from tensorcom.shards import expand_shards, read_shard
 
 if TYPE_CHECKING:
     import os
@@ -30,11 +29,7 @@ if TYPE_CHECKING:
 
     from tensorcom.message import Message
 
-IMAGE_KEYS = ("jpg", "jpeg", "png", "ppm", "webp")
-LABEL_KEY = "cls"
 SHUFFLE_BUFFER = 1000
-_MAX_LABEL = 2**31 - 1  # labels are int32
-_LABEL_DIGITS = 20
 
 
 def _epochs(count: int | None) -> Iterable[int]:
@@ -102,20 +97,6 @@ def _read_file(path: str) -> bytes:
         raise SourceError(f"cannot be read: {exc.strerror}", path=printable(path)) from exc
 
 
-def expand_shards(shards: str | Iterable[str]) -> list[str]:
-    """Expand the braces of shard names, and check that local ones exist.
-
-    Raises:
-        SourceError: a local shard is missing.
-    """
-    found = expand_urls(shards)
-    for shard in found:
-        local = shard.removeprefix("file:")
-        if "://" not in shard and not shard.startswith("pipe:") and not Path(local).is_file():
-            raise SourceError("no such shard", path=printable(local))
-    return found
-
-
 def shard_batches(
     shards: str | Iterable[str],
     recipe: Recipe,
@@ -169,40 +150,9 @@ def shard_batches(
 
 
 def _shard_samples(shards: Iterable[str]) -> Iterator[Sample]:
-    try:
-        from webdataset.gopen import gopen
-        from webdataset.tariterators import group_by_keys, tar_file_iterator
-    except ImportError as exc:
-        raise MissingDependencyError.for_package(
-            "webdataset", "serving shards", "pip install 'tensorcom[shards]'"
-        ) from exc
     for shard in shards:
-        try:
-            with contextlib.closing(gopen(shard)) as stream:
-                files = ({**file, "__url__": shard} for file in tar_file_iterator(stream))
-                for fields in group_by_keys(files):
-                    yield _shard_sample(fields, shard)
-        except SourceError:
-            raise
-        except Exception as exc:  # noqa: BLE001 - readers of tars and URLs raise anything
-            raise SourceError(f"cannot be read: {exc}", path=printable(shard)) from exc
-
-
-def _shard_sample(fields: dict[str, Any], shard: str) -> Sample:
-    key = str(fields.get("__key__"))
-    place = f"{shard}:{key}"
-    image = next((fields[name] for name in IMAGE_KEYS if name in fields), None)
-    if image is None:
-        raise SourceError(
-            f"sample has no image, expected one of {', '.join(IMAGE_KEYS)}", path=printable(place)
-        )
-    label = bytes(fields.get(LABEL_KEY, b"")).strip()
-    if not label.isdigit() or len(label) > _LABEL_DIGITS or int(label) > _MAX_LABEL:
-        raise SourceError(
-            f"sample's {LABEL_KEY} is {label[:20]!r}, expected a number up to {_MAX_LABEL}",
-            path=printable(place),
-        )
-    return Sample(partial(bytes, image), int(label), 0, printable(place))
+        for sample in read_shard(shard):
+            yield Sample(partial(bytes, sample.image), sample.label, 0, printable(sample.place))
 
 
 def _shuffled(samples: Iterable[Sample], rng: random.Random) -> Iterator[Sample]:
