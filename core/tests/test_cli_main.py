@@ -99,7 +99,7 @@ def test_only_the_chosen_command_is_imported():
         (
             ["nope"],
             "tensorcom: error: argument COMMAND: invalid choice: 'nope' "
-            "(choose from serve, record, mon, stat, show)",
+            "(choose from serve, record, mon, stat, show, pcr)",
         ),
         (
             ["mon", "-c", "0"],

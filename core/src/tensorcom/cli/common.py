@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import logging
 import math
 import os
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tensorcom.errors import TensorcomError, ZmqUrlError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import FrameType
 
 EXIT_OK = 0
@@ -106,6 +107,34 @@ def run(
         return _fail(parser.prog, exc, EXIT_FAILED)
     except ValueError as exc:  # an argument that only its use showed to be wrong
         return _fail(parser.prog, exc, EXIT_USAGE)
+
+
+def dispatch(
+    argv: Sequence[str], prog: str, commands: Mapping[str, tuple[str, str]], parser: Parser
+) -> int:
+    """Run the command that the first argument names, and import no other one.
+
+    Args:
+        argv: arguments.
+        prog: what the command's name is put after.
+        commands: module and one line of help, by name.
+        parser: says what is wrong if there is no such command.
+    """
+    if argv and argv[0] in commands:
+        module = importlib.import_module(commands[argv[0]][0])
+        return int(module.main(list(argv[1:]), prog=f"{prog} {argv[0]}"))
+    return run(parser, lambda _args: parser.error("no command given (see --help)"), argv)
+
+
+def listing(commands: Mapping[str, tuple[str, str]]) -> str:
+    """Return the lines of help for commands."""
+    return "\n".join(f"  {name:10}{text}" for name, (_, text) in commands.items())
+
+
+def add_command(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
+    """Add the command, which only reaches the parser if it is missing or unknown."""
+    parser.add_argument("command", nargs="?", metavar="COMMAND", choices=names, help="see above")
+    parser.add_argument("arguments", nargs="*", metavar="...", help="arguments of the command")
 
 
 def _fail(prog: str, error: Exception, code: int) -> int:

@@ -5,15 +5,13 @@ Owns which module runs which command, and imports only that one.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import TYPE_CHECKING
 
 from tensorcom._version import __version__
-from tensorcom.cli.common import Parser, run
+from tensorcom.cli.common import Parser, add_command, dispatch, listing
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Mapping
 
 PROG = "tensorcom"
@@ -21,6 +19,7 @@ PROG = "tensorcom"
 SERVE_COMMANDS: Mapping[str, tuple[str, str]] = {
     "dir": ("tensorcom.cli.serve_dir", "serve batches from a directory of images"),
     "shards": ("tensorcom.cli.serve_shards", "serve batches from WebDataset shards"),
+    "pcr": ("tensorcom.cli.serve_pcr", "serve batches from a set of records"),
     "replay": ("tensorcom.cli.serve_replay", "serve a recorded stream again"),
 }
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -28,6 +27,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "mon": ("tensorcom.cli.mon", "watch the rates and losses of a stream"),
     "stat": ("tensorcom.cli.stat", "summarize the tensors of a stream"),
     "show": ("tensorcom.cli.show", "show the images of a stream"),
+    "pcr": ("tensorcom.cli.pcr", "make, check and look into sets of records"),
 }
 
 
@@ -44,21 +44,8 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     name = prog or PROG
     if given[:1] == ["serve"]:
-        return _dispatch(given[1:], f"{name} serve", SERVE_COMMANDS, _serve_parser(f"{name} serve"))
-    return _dispatch(given, name, COMMANDS, _parser(name))
-
-
-def _dispatch(
-    argv: list[str], prog: str, commands: Mapping[str, tuple[str, str]], parser: Parser
-) -> int:
-    if argv and argv[0] in commands:
-        module = importlib.import_module(commands[argv[0]][0])
-        return int(module.main(argv[1:], prog=f"{prog} {argv[0]}"))
-    return run(parser, lambda _args: parser.error("no command given (see --help)"), argv)
-
-
-def _listing(commands: Mapping[str, tuple[str, str]]) -> str:
-    return "\n".join(f"  {name:8}{text}" for name, (_, text) in commands.items())
+        return dispatch(given[1:], f"{name} serve", SERVE_COMMANDS, _serve_parser(f"{name} serve"))
+    return dispatch(given, name, COMMANDS, _parser(name))
 
 
 def _parser(prog: str) -> Parser:
@@ -67,30 +54,24 @@ def _parser(prog: str) -> Parser:
     parser = Parser(
         prog,
         description=(
-            f"Streams of tensors: serve, record and look at them.\n\ncommands:\n{serve}\n{others}"
-            f"\n\n'{prog} COMMAND --help' says more."
+            "Streams of tensors: serve, record and look at them. Sets of image records.\n\n"
+            f"commands:\n{serve}\n{others}\n\n'{prog} COMMAND --help' says more."
         ),
         example=f"{prog} mon zsub://127.0.0.1:7880",
     )
     parser.add_argument("--version", action="version", version=f"{PROG} {__version__}")
-    _add_command(parser, ("serve", *COMMANDS))
+    add_command(parser, ("serve", *COMMANDS))
     return parser
 
 
 def _serve_parser(prog: str) -> Parser:
     parser = Parser(
         prog,
-        description=f"Serve a stream.\n\ncommands:\n{_listing(SERVE_COMMANDS)}",
+        description=f"Serve a stream.\n\ncommands:\n{listing(SERVE_COMMANDS)}",
         example=f"{prog} dir --help",
     )
-    _add_command(parser, tuple(SERVE_COMMANDS))
+    add_command(parser, tuple(SERVE_COMMANDS))
     return parser
-
-
-def _add_command(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
-    """Add the command, which only reaches the parser if it is missing or unknown."""
-    parser.add_argument("command", nargs="?", metavar="COMMAND", choices=names, help="see above")
-    parser.add_argument("arguments", nargs="*", metavar="...", help="arguments of the command")
 
 
 if __name__ == "__main__":

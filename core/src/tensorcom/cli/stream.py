@@ -194,13 +194,16 @@ class _Watch(Progress):
 
 
 @contextlib.contextmanager
-def progress_bar(text: str, *, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
+def progress_bar(
+    text: str, *, total: int | None, unit: str, rate: bool = False
+) -> Iterator[Callable[[int], None]]:
     """Show how far a command is, on standard error if that is a terminal.
 
     Args:
         text: what is going on.
         total: how much there is, None if unknown.
         unit: what is counted.
+        rate: show how many come in a second too, and how long the rest will take.
 
     Yields:
         A function to call with how much is done.
@@ -209,15 +212,28 @@ def progress_bar(text: str, *, total: int | None, unit: str) -> Iterator[Callabl
         yield lambda _done: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     of = "" if total is None else f"/{total}"
-    columns = (
+    columns: list[Any] = [
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn(f"{{task.completed}}{of} {unit}"),
         TimeElapsedColumn(),
-    )
+    ]
+    if rate:
+        columns += [TextColumn("{task.fields[rate]}"), TextColumn("left"), TimeRemainingColumn()]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(text, total=total)
-        yield lambda done: bar.update(task, completed=done)
+        task = bar.add_task(text, total=total, rate="")
+
+        def show(done: int) -> None:
+            speed = bar.tasks[0].speed
+            bar.update(task, completed=done, rate=f"{speed:.0f} {unit}/s" if speed else "")
+
+        yield show
