@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import pickle
@@ -12,7 +13,7 @@ import pytest
 from tensorcom import progress as module
 from tensorcom.errors import TransportError
 from tensorcom.meta import Meta
-from tensorcom.progress import Ends, IterationOver, Progress, ProgressBoard
+from tensorcom.progress import Ends, EpochBoard, IterationOver, Progress, ProgressBoard
 
 
 def end(source: str, sources: int | None = None) -> Meta:
@@ -163,3 +164,140 @@ def test_threads_take_exactly_the_length() -> None:
     for thread in threads:
         thread.join()
     assert len(taken) == 500
+
+
+# -- the number of an epoch ----------------------------------------------------------------------
+
+ME, OTHER = 501, 502  # processes that have loaders
+
+
+def test_workers_of_one_iteration_agree_and_the_next_takes_the_next_number() -> None:
+    board = EpochBoard()
+    assert [board.join(ME, 11, 0) for _ in range(3)] == [0, 0, 0]
+    assert board.upcoming(ME) == 1
+    assert [board.join(ME, 11, 1) for _ in range(2)] == [1, 1]
+    assert board.join(ME, 12, 0) == 2, "new workers, whose first iteration it is"
+    assert board.join(ME, 11, 1) == 1, "a late one joins its own iteration"
+    assert board.join(ME, 12, 1) == 3
+
+
+def test_an_epoch_that_is_set_is_the_next_one() -> None:
+    board = EpochBoard()
+    board.join(ME, 11, 0)
+    board.set_upcoming(ME, 7)
+    assert board.upcoming(ME) == 7
+    assert [board.join(ME, 11, 1), board.join(ME, 11, 1), board.join(ME, 11, 2)] == [7, 7, 8]
+    assert [board.join(ME, 13, 0, epoch=3) for _ in range(2)] == [3, 3]
+    assert board.join(ME, 13, 0) == 3
+    assert board.join(ME, 13, 1) == 4
+
+
+def test_owners_count_for_themselves_from_where_the_maker_was() -> None:
+    board = EpochBoard()
+    maker = os.getpid()
+    board.set_upcoming(maker, 5)
+    assert [board.join(ME, 11, 0), board.join(ME, 11, 1)] == [5, 6]
+    assert board.join(OTHER, 12, 0) == 5
+    assert [board.upcoming(owner) for owner in (maker, ME, OTHER)] == [5, 7, 6]
+    board.set_upcoming(OTHER, 20)
+    assert [board.join(OTHER, 12, 1), board.join(ME, 11, 2)] == [20, 7]
+
+
+def test_the_latest_iteration_is_known_until_an_epoch_is_set() -> None:
+    board = EpochBoard()
+    assert board.latest(ME) == 0
+    board.join(ME, 11, 0)
+    board.join(OTHER, 12, 0)
+    assert board.latest(ME) == 11
+    board.join(ME, 13, 0)
+    board.join(ME, 13, 0)
+    assert board.latest(ME) == 13
+    board.set_upcoming(ME, 0)
+    assert [board.latest(ME), board.latest(OTHER)] == [0, 12]
+
+
+def test_a_state_is_for_the_iteration_that_asks_first() -> None:
+    board = EpochBoard()
+    board.set_upcoming(ME, 4, serial=99)
+    assert board.waiting(ME) == 99
+    assert not board.has_begun(ME, 99)
+    assert [board.begins_with(ME, 99, 11, 0) for _ in range(2)] == [True, True]
+    assert board.waiting(ME) == 0
+    assert board.has_begun(ME, 99)
+    assert not board.begins_with(ME, 99, 11, 1)
+    assert not board.begins_with(ME, 99, 12, 0), "new workers with a copy of the state"
+    assert board.begins_with(ME, 99, 11, 0), "a late worker of the first iteration"
+    board.set_upcoming(ME, 4, serial=100)
+    assert board.begins_with(ME, 100, 12, 0)
+
+
+def test_each_owner_begins_with_a_state_that_all_were_given() -> None:
+    board = EpochBoard()
+    board.set_upcoming(os.getpid(), 4, serial=99)
+    for owner, key in ((ME, 11), (OTHER, 12)):
+        assert board.waiting(owner) == 0
+        assert not board.has_begun(owner, 99)
+        assert board.begins_with(owner, 99, key, 0)
+        assert not board.begins_with(owner, 99, key, 1)
+
+
+def test_a_state_that_waits_is_over_once_an_iteration_begins_with_another() -> None:
+    board = EpochBoard()
+    board.set_upcoming(ME, 4, serial=99)
+    board.join(ME, 11, 0, epoch=2)
+    assert board.waiting(ME) == 0
+    assert board.has_begun(ME, 99)
+    assert not board.begins_with(ME, 99, 12, 0)
+
+
+def test_old_iterations_and_owners_make_room_and_the_maker_stays() -> None:
+    board = EpochBoard()
+    board.set_upcoming(os.getpid(), 1000)
+    for iteration in range(200):
+        assert [board.join(ME, 11, iteration) for _ in range(2)] == [1000 + iteration] * 2
+    for owner in range(1, 200):
+        board.join(ME, 11, 200 + owner)
+        assert [board.join(ME + owner, owner, 0), board.join(ME + owner, owner, 1)] == [1000, 1001]
+    assert board.upcoming(ME) == 1000 + 399, "one that is used stays"
+    assert board.upcoming(os.getpid()) == 1000
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b))])
+def test_a_copy_is_a_board_of_its_own_that_goes_on_with_the_same_number(duplicate) -> None:
+    board = EpochBoard()
+    board.join(os.getpid(), 11, 0, epoch=6)
+    board.set_upcoming(OTHER, 0, serial=99)
+    copied = duplicate(board)
+    assert copied.upcoming(os.getpid()) == 7
+    assert copied.latest(os.getpid()) == copied.waiting(OTHER) == 0
+    copied.set_upcoming(os.getpid(), 3)
+    assert board.upcoming(os.getpid()) == 7
+
+
+def join_twice(board: EpochBoard, owner: int) -> None:
+    board.join(owner, 11, 0)
+    board.join(owner, 11, 1)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_that_are_given_a_board_share_it(method) -> None:
+    board = EpochBoard()
+    board.set_upcoming(os.getpid(), 3)
+    context = multiprocessing.get_context(method)
+    workers = [context.Process(target=join_twice, args=(board, os.getpid())) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+        worker.close()
+    assert board.upcoming(os.getpid()) == 5
+    assert board.join(os.getpid(), 11, 1) == 4
+
+
+def test_a_lock_of_an_epoch_board_that_died_with_a_worker_is_an_error(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_LOCK_TIMEOUT_S", 0.05)
+    board = EpochBoard()
+    board._lock.acquire()
+    with pytest.raises(TransportError, match="a worker died while it held it"):
+        board.join(ME, 11, 0)

@@ -38,24 +38,27 @@ def _threads() -> set[threading.Thread]:
     return {t for t in threading.enumerate() if type(t).__name__ != "GarbageCollectorThread"}
 
 
-def _sockets() -> int:
+def _handles() -> int:
+    """Count sockets and files of shared memory, but for multiprocessing's heap, which stays."""
     count = 0
     for fd in os.listdir("/proc/self/fd"):
         try:
-            count += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+            target = os.readlink(f"/proc/self/fd/{fd}")
         except FileNotFoundError:
             continue
+        in_shm = target.startswith("/dev/shm/") and "/pym-" not in target
+        count += in_shm or target.startswith("socket:")
     return count
 
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """Fail a test that leaves a thread, a socket or a process behind."""
+    """Fail a test that leaves a thread, a socket, shared memory or a process behind."""
     import multiprocessing.forkserver as forkserver
     import multiprocessing.resource_tracker as tracker
 
     gc.collect()
-    threads, sockets, pid = _threads(), _sockets(), os.getpid()
+    threads, handles, pid = _threads(), _handles(), os.getpid()
     children = descendants(pid)
     yield
     deadline = time.monotonic() + 10
@@ -64,10 +67,10 @@ def no_leaks() -> Iterator[None]:
         # The standard library keeps these two for the process's life once spawn was used.
         kept = {forkserver._forkserver._forkserver_pid, tracker._resource_tracker._pid}
         left = {p for p in descendants(pid) - children if p.pid not in kept}
-        leaked = (_threads() - threads, max(_sockets() - sockets, 0), left)
+        leaked = (_threads() - threads, max(_handles() - handles, 0), left)
         if not any(leaked) or time.monotonic() > deadline:
             break
         time.sleep(0.05)
     assert not leaked[0], f"threads left: {leaked[0]}"
-    assert not leaked[1], f"{leaked[1]} sockets left"
+    assert not leaked[1], f"{leaked[1]} sockets or files of shared memory left"
     assert not leaked[2], f"processes left: {leaked[2]}"

@@ -1,12 +1,13 @@
 """The adapters under contract: one entry each.
 
-An adapter turns a stream into its framework's own object; the suite sees it through this
-table only.
+An adapter turns a stream, or a set of records, into its framework's own object; the suite sees it
+through this table only.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +22,14 @@ class Adapter:
 
     Attributes:
         package: import package; its `from_stream(urls, *, length, layout, timeout_s,
-            on_bad_message)` returns the framework's iterable.
+            on_bad_message)` returns the framework's iterable, and so does its `from_records(root,
+            *, batch_size, scan_groups, size, augment, layout, shuffle, seed, shard, end,
+            on_error)`, with `scan_groups`, `state_dict` and `load_state_dict`.
         to_numpy: one yielded array as numpy.
         loaders: by name, how the framework wraps a data set; "plain" iterates it as it is. Each
             takes the data set and returns what yields its batches.
         workers: by loader name, how many readers it opens.
         closes: returns the function that gives a data set's resources back.
-        from_records: name of the package's function for records, "" while it has none.
     """
 
     package: str
@@ -35,11 +37,14 @@ class Adapter:
     loaders: dict[str, Callable[[Any], Iterable[Any]]]
     workers: dict[str, int] = field(default_factory=dict)
     close: Callable[[Any], None] = lambda dataset: dataset.close()
-    from_records: str = ""
 
     def from_stream(self, urls: str | list[str], **arguments: Any) -> Any:
         """Call the package's `from_stream`; a missing framework is an error here, never a skip."""
         return importlib.import_module(self.package).from_stream(urls, **arguments)
+
+    def from_records(self, root: str | os.PathLike[str], **arguments: Any) -> Any:
+        """Call the package's `from_records`, as above."""
+        return importlib.import_module(self.package).from_records(root, **arguments)
 
 
 def _torch_loader(workers: int, start: str | None) -> Callable[[Any], Iterable[Any]]:

@@ -1,13 +1,15 @@
 """When an iteration is over, for one reader or for several workers that share a stream.
 
 Owns the count of messages taken and the end words of sources. Several workers of one loader share
-the count in a `ProgressBoard` in shared memory; a single reader has a `Progress` of its own.
+the count in a `ProgressBoard` in shared memory; a single reader has a `Progress` of its own. An
+`EpochBoard` is where workers of one loader agree on the number of their epoch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 from typing import TYPE_CHECKING, Any
 
 from tensorcom.errors import TransportError
@@ -22,6 +24,10 @@ _SLOTS = 64
 _MASK_BITS = 62
 _KEY, _ITERATION, _JOINED, _STAMP, _TAKEN = range(5)
 _FIELDS = 5
+# Rows of an EpochBoard: of owners, and of iterations (stamp, key, iteration, number).
+_OWNERS, _ITERATIONS, _ITERATION_FIELDS = 64, 64, 4
+_UPCOMING, _LATEST, _WAITING, _BEGUN = range(2, 6)  # after the stamp and the owner
+_OWNER_FIELDS = 8
 
 
 class IterationOver(Exception):  # noqa: N818 - a signal between two modules, no error
@@ -116,15 +122,17 @@ class Progress:
             raise IterationOver
 
 
-class ProgressBoard:
-    """Progress of iterations that several processes share.
+class _SharedCells:
+    """64-bit integers that several processes share, and a lock.
 
-    Inherited by fork, passed to spawned children while they start; a plain pickle gets a new one.
+    Inherited by fork, passed to spawned children while they start; a plain pickle gets new ones.
     """
+
+    _COUNT = 0
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._cells = context.RawArray("q", _SLOTS * _FIELDS)
+        self._cells = context.RawArray("q", self._COUNT)
         self._lock = context.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -137,6 +145,12 @@ class ProgressBoard:
             self.__dict__.update(state)
         else:
             self.__init__()  # type: ignore[misc]
+
+
+class ProgressBoard(_SharedCells):
+    """Progress of iterations that several processes share."""
+
+    _COUNT = _SLOTS * _FIELDS
 
     def join(
         self,
@@ -183,6 +197,119 @@ class ProgressBoard:
         values = [0] * _FIELDS
         values[_KEY], values[_ITERATION], values[_STAMP] = key, iteration, stamp
         self._cells[start : start + _FIELDS] = values
+
+
+class EpochBoard(_SharedCells):
+    """The number of the epoch, which the workers of each iteration of a loader agree on.
+
+    The first worker of an iteration takes the next number, the others get the same one. An owner is
+    the process that has the loader. Each owner counts for itself, from where the process was that
+    made the board: so ranks that one process started may share a board and nothing else.
+
+    Outside of starting processes, a pickle gets a new board, which goes on with the same number.
+    """
+
+    _COUNT = _OWNERS * _OWNER_FIELDS + _ITERATIONS * _ITERATION_FIELDS
+
+    def __init__(self, upcoming: int = 0) -> None:
+        super().__init__()
+        self._maker = os.getpid()
+        self._cells[:_OWNER_FIELDS] = [1, self._maker, upcoming, *[0] * (_OWNER_FIELDS - 3)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() or {"upcoming": self.upcoming(os.getpid())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "upcoming" in state:
+            self.__init__(state["upcoming"])  # type: ignore[misc]
+        else:
+            super().__setstate__(state)
+
+    def upcoming(self, owner: int) -> int:
+        """Return the number of the epoch that the next iteration takes."""
+        return self._get(owner, _UPCOMING)
+
+    def latest(self, owner: int) -> int:
+        """Return the key of the last iteration since an epoch or a state was set; 0 for none."""
+        return self._get(owner, _LATEST)
+
+    def waiting(self, owner: int) -> int:
+        """Return the serial of the state that no iteration has begun with yet; 0 for none."""
+        return self._get(owner, _WAITING)
+
+    def has_begun(self, owner: int, serial: int) -> bool:
+        """Return whether the last state that an iteration of the owner began with is this one."""
+        return self._get(owner, _BEGUN) == serial
+
+    def _get(self, owner: int, field: int) -> int:
+        with _held(self._lock):
+            return int(self._cells[self._owner(owner) + field])
+
+    def set_upcoming(self, owner: int, epoch: int, *, serial: int = 0) -> None:
+        """Let the next iteration take a number, and begin with a state if that has a serial."""
+        with _held(self._lock):
+            start = self._owner(owner)
+            self._cells[start + _UPCOMING : start + _WAITING + 1] = [epoch, 0, serial]
+
+    def join(self, owner: int, key: int, iteration: int, *, epoch: int | None = None) -> int:
+        """Take part in an iteration and return the number of its epoch.
+
+        Args:
+            owner: the process that has the loader.
+            key: 64 bits, not 0; the same for all workers of one loader iterator and for no others.
+            iteration: how often this process has iterated before, from 0.
+            epoch: the number, where a state that was loaded says it; one that waits is over then.
+        """
+        cells = self._cells
+        with _held(self._lock):
+            start = self._owner(owner)
+            cells[start + _LATEST] = key
+            if epoch is not None and cells[start + _WAITING]:
+                cells[start + _WAITING : start + _BEGUN + 1] = [0, cells[start + _WAITING]]
+            rows = range(_OWNERS * _OWNER_FIELDS, self._COUNT, _ITERATION_FIELDS)
+            known = (row for row in rows if cells[row + 1 : row + 3] == [key, iteration])
+            row = next(known, None)
+            if row is not None and epoch is None:
+                return int(cells[row + 3])
+            number = cells[start + _UPCOMING] if epoch is None else epoch
+            stamp = max(cells[row] for row in rows) + 1
+            row = min(rows, key=lambda row: cells[row]) if row is None else row
+            cells[row : row + _ITERATION_FIELDS] = [stamp, key, iteration, number]
+            cells[start + _UPCOMING] = number + 1
+            return int(number)
+
+    def begins_with(self, owner: int, serial: int, key: int, iteration: int) -> bool:
+        """Return whether a state is for this iteration: it is for the first one that asks.
+
+        Args:
+            owner: as for `join`.
+            serial: number of the state, not 0.
+            key: as for `join`.
+            iteration: as for `join`.
+        """
+        cells = self._cells
+        with _held(self._lock):
+            start = self._owner(owner)
+            begun = slice(start + _BEGUN, start + _OWNER_FIELDS)
+            if cells[start + _BEGUN] != serial:
+                cells[begun] = [serial, key, iteration]
+            if cells[start + _WAITING] == serial:
+                cells[start + _WAITING] = 0
+            return bool(cells[begun] == [serial, key, iteration])
+
+    def _owner(self, owner: int) -> int:
+        """Return where the row of an owner starts, after making it if need be."""
+        cells = self._cells
+        rows = range(0, _OWNERS * _OWNER_FIELDS, _OWNER_FIELDS)
+        stamp = max(cells[row] for row in rows) + 1
+        known = (row for row in rows if cells[row] and cells[row + 1] == owner)
+        row = next(known, None)
+        if row is None:  # the maker's row stays, since others begin with its number
+            row = min(rows[1:], key=lambda row: cells[row])
+            zeros = [0] * (_OWNER_FIELDS - 3)
+            cells[row : row + _OWNER_FIELDS] = [stamp, owner, cells[_UPCOMING], *zeros]
+        cells[row] = stamp
+        return row
 
 
 class _Window:

@@ -5,18 +5,17 @@ Owns how loader workers and ranks share a stream; the stream itself is core's Co
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tensorcom import Connection, Stream, ZmqUrlError
 from tensorcom.converters import check_layout, to_tensor
 from tensorcom.progress import Ends, Progress, ProgressBoard
 from tensorcom.zmq_url import ZmqUrl, expand_urls, parse_url
+from tensorcom_torch.workers import current_shard, loader_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -127,13 +126,13 @@ class TensorcomDataset(IterableDataset[list[Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the configuration; a live socket stays with its process."""
-        shard = self._given_shard or _current_shard()
+        shard = self._given_shard or current_shard()
         return {**self.__dict__, "_live": None, "_iterations": 0, "_given_shard": shard}
 
     def __iter__(self) -> Iterator[list[Any]]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        rank, ranks = self._given_shard or _current_shard() or (0, 1)
+        rank, ranks = self._given_shard or current_shard() or (0, 1)
         reader, readers = rank * workers + worker, ranks * workers
         urls, split = self._share(reader, readers, workers)
         iteration, self._iterations = self._iterations, self._iterations + 1
@@ -142,7 +141,7 @@ class TensorcomDataset(IterableDataset[list[Any]]):
         if info is None:
             progress = Progress(self._length, ends=ends)
         else:
-            key = _loader_key(info.seed - info.id, info.id)
+            key = loader_key(info.seed - info.id, info.id)
             progress = self._board.join(key, iteration, worker, self._length, ends=ends)
         if not self._rebatch:
             return live.connection.items(progress=progress)
@@ -244,27 +243,6 @@ class _Relay(Progress):
     @property
     def complete(self) -> bool:
         return self.target.ended
-
-
-def _current_shard() -> tuple[int, int] | None:
-    """Return (rank, ranks) of this process, None if nothing says."""
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return None
-
-
-def _loader_key(base_seed: int, worker: int) -> int:
-    """Return a number that the workers of one loader iterator have in common, and no others have.
-
-    The seed alone is not enough: a user may seed torch alike before each epoch or on each rank. So
-    the process that started the worker counts, and which of its children the first worker was.
-    """
-    parent = multiprocessing.parent_process()
-    children = multiprocessing.current_process()._identity
-    first = children[-1] - worker if children else 0
-    return hash((base_seed, 0 if parent is None else parent.pid, first))
 
 
 def from_stream(
