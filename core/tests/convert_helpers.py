@@ -14,7 +14,7 @@ import pytest
 from jpeg_helpers import picture, saved
 
 from tensorcom.pcr import PcrReader
-from tensorcom.pcr.convert import ConversionReport, convert
+from tensorcom.pcr.conversion import ConversionReport, convert
 from tensorcom.pcr.target import Target, done_name
 from tensorcom.pcr.transcode import Transcoder
 

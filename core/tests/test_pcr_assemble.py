@@ -126,12 +126,14 @@ def test_the_files_of_a_set_agree(tmp_path, script) -> None:
             class_names=None,
             images_per_record=2,
             sqlite_index=True,
+            source_bytes=1234,
         )
     files = contents(tmp_path)
     assert set(files) == {"PCR_index.pb", "PCR_manifest.json", "PCR_samples.ten", "PCR.db"}
     assert Manifest.from_json(files["PCR_manifest.json"]) == manifest
     assert manifest.class_names == ("0", "1")
     assert (manifest.images, manifest.records, manifest.scan_groups) == (3, 2, GROUPS)
+    assert manifest.source_bytes == 1234
     assert manifest.created_by == "tensorcom 0.2.0"
     entries = [
         (f"PCR_{number}.pcr", tuple(parts))
@@ -154,6 +156,7 @@ def test_a_set_of_no_images_is_none(tmp_path, script) -> None:
             class_names=None,
             images_per_record=2,
             sqlite_index=False,
+            source_bytes=0,
         )
     assert contents(tmp_path) == {}
 
@@ -173,6 +176,7 @@ def test_the_manifest_comes_last_and_a_failing_index_is_named(
             class_names=("a",),
             images_per_record=2,
             sqlite_index=True,
+            source_bytes=0,
         )
     assert str(caught.value) == (f"{tmp_path}/PCR.db: cannot be written: database or disk is full")
     assert "PCR_manifest.json" not in contents(tmp_path)

@@ -21,8 +21,9 @@ from jpeg_helpers import TRAIN, coef_digest, picture, saved
 
 from tensorcom.errors import PcrWriteError
 from tensorcom.pcr import PcrReader
-from tensorcom.pcr.convert import ConversionReport, conversion, convert
-from tensorcom.pcr.convert.report import Tally
+from tensorcom.pcr.conversion import ConversionReport, convert, job
+from tensorcom.pcr.conversion.report import Tally
+from tensorcom.pcr.verify import verify
 
 GOLDEN_TRAIN = TRAIN[0].parents[1]
 
@@ -40,6 +41,8 @@ def test_a_folder_becomes_a_set(folder, tmp_path) -> None:
     with PcrReader(tmp_path / "set") as reader:
         assert reader.class_names == CLASSES
         assert [info.samples for info in reader.records] == [5, 5, 2]
+        assert reader.manifest.source_bytes == sum(len(jpeg(n)) for n in range(12))
+    assert verify(tmp_path / "set", decode=True).is_whole
     files = contents(tmp_path / "set")
     assert set(files) == {
         *(f"PCR_{number}.pcr" for number in range(3)),
@@ -168,7 +171,7 @@ def test_two_converters_do_not_share_a_directory(tmp_path) -> None:
 def test_a_full_disk_says_how_to_go_on(folder, tmp_path, monkeypatch) -> None:
     convert(folder, tmp_path / "whole", images_per_record=2)
     writes = []
-    write_whole = conversion.Target.write
+    write_whole = job.Target.write
 
     def full(target, name, pieces):
         writes.append(name)
@@ -176,7 +179,7 @@ def test_a_full_disk_says_how_to_go_on(folder, tmp_path, monkeypatch) -> None:
             raise PcrWriteError("cannot be written: No space left on device", path=name)
         write_whole(target, name, pieces)
 
-    monkeypatch.setattr(conversion.Target, "write", full)
+    monkeypatch.setattr(job.Target, "write", full)
     with pytest.raises(PcrWriteError) as caught:
         convert(folder, tmp_path / "set", images_per_record=2)
     assert str(caught.value) == (
@@ -209,20 +212,20 @@ def test_images_in_flight_are_bounded(tmp_path, monkeypatch) -> None:
             with lock:
                 alive -= 1
 
-    class Counting(conversion.Transcoder):
+    class Counting(job.Transcoder):
         def transcode(self, data, *, path=None):
             image = super().transcode(data, path=path)
             image.groups[0] = Counted(image.groups[0])
             return image
 
-    write = conversion.Target.write
+    write = job.Target.write
 
     def slowly(target, name, pieces):
         time.sleep(0.01)  # so that records would pile up
         write(target, name, pieces)
 
-    monkeypatch.setattr(conversion, "Transcoder", Counting)
-    monkeypatch.setattr(conversion.Target, "write", slowly)
+    monkeypatch.setattr(job, "Transcoder", Counting)
+    monkeypatch.setattr(job.Target, "write", slowly)
     pictures = [jpeg(number) for number in range(5)]
     samples = ((pictures[number % 5], 0) for number in range(400))
     workers, size = 2, 10

@@ -15,7 +15,7 @@ from tensorcom import ImageError, SourceError
 from tensorcom.errors import JpegError, MissingDependencyError, PcrError
 from tensorcom.images import decode_image
 from tensorcom.pcr import PcrReader
-from tensorcom.pcr.convert import convert
+from tensorcom.pcr.conversion import convert
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from jpeg_helpers import hard
 
 from tensorcom.errors import JpegError, PcrIndexError, PcrWriteError, SourceError
 from tensorcom.pcr import PcrReader
-from tensorcom.pcr.convert import ConversionReport, conversion, convert
+from tensorcom.pcr.conversion import ConversionReport, convert, job
 from tensorcom.pcr.target import Target, done_name
 
 RECORDS = 20
@@ -161,7 +161,7 @@ def test_what_fails_when_it_is_stopped_is_not_skipped(
     """Ctrl-C goes to the programs that convert images too."""
     stopped = threading.Event()
 
-    class Interrupted(conversion.Transcoder):
+    class Interrupted(job.Transcoder):
         def transcode(self, data, *, path=None):
             if done_in(tmp_path / "set") < 5:
                 return super().transcode(data, path=path)
@@ -170,7 +170,7 @@ def test_what_fails_when_it_is_stopped_is_not_skipped(
 
     options = {**OPTIONS, "on_error": on_error}
     with monkeypatch.context() as patch:
-        patch.setattr(conversion, "Transcoder", Interrupted)
+        patch.setattr(job, "Transcoder", Interrupted)
         if on_error == "raise":
             (folder / "ant" / "001.jpg").rename(tmp_path / "bad")
         report = convert(folder, tmp_path / "set", stop=stopped.is_set, **options)

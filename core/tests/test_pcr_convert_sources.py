@@ -11,7 +11,7 @@ import pytest
 from convert_helpers import CLASSES, jpeg, make_folder, make_shard, shard_members
 
 from tensorcom import SourceError
-from tensorcom.pcr.convert.sources import ImageSource, open_source, read_file
+from tensorcom.pcr.conversion.sources import ImageSource, open_source, read_file
 
 
 def opened(source, **options) -> ImageSource:

@@ -12,9 +12,9 @@ from jpeg_helpers import hard
 
 from tensorcom.errors import JpegError, PcrWriteError
 from tensorcom.pcr import PcrReader
-from tensorcom.pcr.convert import convert
-from tensorcom.pcr.convert.report import NOTED, SKIPPED, Tally, report_line
-from tensorcom.pcr.convert.state import Done, differences, load_done
+from tensorcom.pcr.conversion import convert
+from tensorcom.pcr.conversion.report import NOTED, SKIPPED, Tally, report_line
+from tensorcom.pcr.conversion.state import Done, differences, load_done
 from tensorcom.pcr.target import Target, done_name
 from tensorcom.pcr.writer import PcrWriter
 

@@ -78,7 +78,7 @@ def test_only_the_drawn_images_are_read(made):
     assert sum(reads) < max(len(made.jpeg(i)) for i in range(6)) + 40
 
 
-def test_small_and_gray_images_are_told_apart(tmp_path):
+def test_small_and_gray_images_are_told_apart(tmp_path, monkeypatch):
     sizes = [(170, 170), (100, 100), (50, 200), (10, 50)]
     images = [saved(picture("L", *size)) for size in sizes]
     made = make_set(tmp_path / "set", images)
@@ -90,6 +90,13 @@ def test_small_and_gray_images_are_told_apart(tmp_path):
         assert rows[group].image_bytes == before.image_bytes
         assert rows[group].ms_ssim == before.ms_ssim
         assert rows[group].psnr_db == before.psnr_db
+    decoded = []
+    monkeypatch.setattr(
+        "tensorcom.pcr.fidelity.decode_image",
+        lambda jpeg, path: decoded.append(path) or decode_image(jpeg),
+    )
+    measure_fidelity(PcrReader(made.root), samples=1)
+    assert len(decoded) == 6  # nothing twice
     tiny = make_set(tmp_path / "tiny", images[3:])
     report = measure_fidelity(PcrReader(tiny.root))
     assert report.groups[0].ms_ssim is None

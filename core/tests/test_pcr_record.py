@@ -97,7 +97,7 @@ def test_a_record_may_have_fewer_groups_than_its_set():
     encoded = encode_record(IMAGES, LABELS)
     ends = np.append(np.cumsum(encoded.parts), 2 * [np.sum(encoded.parts)])
     prefix = RecordPrefix(memoryview(whole(encoded)), ends, path="x.pcr")
-    assert prefix.scan_groups == 5
+    assert (prefix.scan_groups, len(prefix.scans(0))) == (5, 5)
     assert prefix.sizes[:, 3:].tolist() == [[0, 0]] * 3
     assert [prefix.jpeg(i) for i in range(3)] == [join_scans(image) for image in IMAGES]
     ends[-1] += 4
@@ -121,7 +121,11 @@ def test_raw_groups_need_sizes():
     sizes = np.array([[len(part) for part in image] for image in IMAGES])
     prefix = RecordPrefix(memoryview(data), ends, path="x.pcr", sizes=sizes)
     assert [prefix.jpeg(i) for i in range(3)] == [join_scans(image) for image in IMAGES]
-    for wrong in (sizes + [0, 1, 0], sizes * [1, -1, 1]):
+    for wrong in (
+        sizes + [0, 1, 0],
+        sizes * [1, -1, 1],
+        sizes + [[0, 300, 0], [0, -300, 0], [0] * 3],
+    ):
         with pytest.raises(PcrFormatError, match="scan group of 7 bytes, but its image sizes make"):
             RecordPrefix(memoryview(data), ends, path="x.pcr", sizes=wrong)
     with pytest.raises(PcrFormatError, match="needs the image sizes, which only PCR.db has"):

@@ -143,6 +143,7 @@ HOSTILE = {
     "a long one that is not there": b"\x8d" + (2**40).to_bytes(8, "little") + b".",
     "a mark too few": b"t.",
     "a frame too long": b"\x80\x04\x95" + (2**62).to_bytes(8, "little") + b"].",
+    "a memo away": b"]r\x00\x00\x01\x00.",
     "a memo far away": b"]r\xff\xff\xff\xff.",
     "a memo far away as text": b"]p4294967295\n.",
     "an array of text": b"cnumpy.core.numeric\n_frombuffer\n"

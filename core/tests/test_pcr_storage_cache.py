@@ -164,7 +164,13 @@ def test_a_read_from_the_middle_of_a_set_that_changed(server, open_cached, origi
     open_cached().read(NAME, 0, 5000)
     replace(origin / NAME, OTHER)
     assert open_cached().read(NAME, 4000, 2000) == OTHER[4000:6000]
-    assert open_cached().read(NAME, 0, 6000) == OTHER[:6000]
+    storage = open_cached()
+    assert storage.read(NAME, 0, 5000) == OTHER[:5000]
+    replace(origin / NAME, DATA)
+    storage = open_cached()
+    assert storage.size(NAME) == SIZE
+    assert storage.read(NAME, 4000, 2000) == DATA[4000:6000]
+    assert server.gets()[-1] == "bytes=4000-5999"
 
 
 def test_without_etags_the_size_decides(origin, tmp_path):
@@ -178,13 +184,14 @@ def test_without_etags_the_size_decides(origin, tmp_path):
         storage.close()
 
 
-def test_two_processes_that_know_different_versions_agree_in_the_end(open_cached, origin):
+def test_two_processes_that_know_different_versions_agree(server, open_cached, origin):
     old, new = open_cached(), open_cached()
     old.read(NAME, 0, 1000)
     replace(origin / NAME, OTHER)
     assert new.read(NAME, 0, 2000) == OTHER[:2000]
     assert old.read(NAME, 0, 3000) == OTHER[:3000]
     assert new.read(NAME, 0, 3000) == OTHER[:3000]
+    assert server.gets()[-1] == "bytes=2000-2999"  # what the other one had read was kept
 
 
 def test_a_file_that_is_gone_is_not_served_from_the_cache(open_cached, origin):
@@ -294,6 +301,17 @@ def test_a_limit_stops_growth_and_deletes_nothing(server, open_cached, tmp_path)
     assert used_bytes(tmp_path / "cache") == 100_000
 
 
+def test_a_limit_counts_what_others_add(server, open_cached):
+    storage, other = open_cached(cache_bytes=100_000), open_cached()
+    storage.read(NAME, 0, 1000)
+    other.read("second", 0, 90_000)
+    storage.read(NAME, 0, 2000)
+    storage.read(NAME, 0, 3000)
+    assert server.gets()[-1] == "bytes=2000-2999"
+    assert storage.read(NAME, 0, 20_000) == DATA[:20_000]
+    assert server.gets()[-1] == "bytes=0-19999"
+
+
 # -- clearing --------------------------------------------------------------------------------------
 
 
@@ -308,10 +326,13 @@ def test_clearing_removes_what_the_cache_made_and_nothing_else(server, open_cach
     for path in kept:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"keep")
+    foreign = cache / "foreign" / ".cache.json"
+    foreign.parent.mkdir()
+    foreign.write_text('{"format": "of another program"}')
     assert clear_cache(cache) == 5700
     assert all(path.read_bytes() == b"keep" for path in kept)
     found = sorted(path for path in cache.rglob("*") if path.is_file())
-    assert found == sorted([*kept, folder / ".cache.json"])
+    assert found == sorted([*kept, foreign, folder / ".cache.json"])
     assert clear_cache(cache) == 0
     assert storage.read(NAME, 0, 5000) == DATA[:5000]  # an open storage begins anew
     assert state_of_folder(folder)["length"] == 5000

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from storage_helpers import cache_opener, contents, entry, replace, state_of
@@ -14,7 +15,7 @@ from storage_helpers import cache_opener, contents, entry, replace, state_of
 from tensorcom.pcr.storage import cache_files as files_module
 from tensorcom.pcr.storage import clear_cache
 from tensorcom.pcr.storage.base import FileStat
-from tensorcom.pcr.storage.cache_files import CacheFiles
+from tensorcom.pcr.storage.cache_files import EMPTY, CacheFiles
 from tensorcom.testing.http_ranges import Fault, RangeServer
 
 NAME = "PCR_0.pcr"
@@ -60,7 +61,7 @@ def cut(folder):
 
 
 def swap(folder):
-    (folder / NAME).unlink()
+    (folder / NAME).rename(folder.parent / "old")  # lives on, so that the inode is another
     (folder / NAME).write_bytes(OTHER[:5000])
 
 
@@ -148,9 +149,11 @@ class Killed:
     def __call__(self, *arguments, **named):
         self.left -= 1
         if not self.left:
-            if self.part is not None:
-                self.part(*arguments, **named)
-            os._exit(9)
+            try:
+                if self.part is not None:
+                    self.part(*arguments, **named)
+            finally:
+                os._exit(9)
         return self.call(*arguments, **named)
 
 
@@ -216,6 +219,57 @@ def test_a_process_killed_at_any_step_does_no_harm(open_cached, origin, tmp_path
     assert set(exits[:-1]) <= {9}
     if step.endswith("write"):
         assert exits == [9, 0]
+
+
+@pytest.mark.parametrize("step", ["open", "after open", "after replace"])
+def test_what_a_killed_process_created_is_recorded(open_cached, tmp_path, step):
+    context = multiprocessing.get_context("fork")
+    exitcode, count = 9, 0
+    while exitcode == 9:
+        count += 1
+        here, there = context.Pipe()
+        child = context.Process(
+            target=read_and_die, args=(open_cached(), step, count, 50_000, there)
+        )
+        child.start()
+        child.join()
+        exitcode = child.exitcode
+        for end in (here, there):
+            end.close()
+        child.close()
+        clear_cache(tmp_path / "cache")
+        left = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+        # Before its mark is there, a folder has nothing but the mark that was to be.
+        assert [path.name for path in left] in ([], [".cache.json"])
+        for path in left:
+            path.unlink()
+    assert exitcode == 0
+    assert count > 2
+
+
+def test_who_waited_for_a_lock_takes_that_of_the_new_file(tmp_path, monkeypatch):
+    files, waiting, found = CacheFiles(tmp_path, "root", "root"), threading.Event(), []
+    try_lock = files_module._try_lock
+
+    def noted(file):
+        taken = try_lock(file)
+        if not taken:
+            waiting.set()
+        return taken
+
+    def wait():
+        with files.locked("a", 60.0) as writer:
+            found.append(writer.state.length)
+
+    monkeypatch.setattr(files_module, "_try_lock", noted)
+    thread = threading.Thread(target=wait)
+    with files.locked("a", 1.0) as writer:
+        thread.start()
+        waiting.wait()
+        writer.restart()
+        writer.append(memoryview(b"aaaa"), FileStat(9, "tag"))
+    thread.join()
+    assert found == [4]
 
 
 def read_many(storage, seed, connection):
@@ -315,3 +369,35 @@ def test_states_of_another_file_are_not_believed(tmp_path):
         assert found is None
     with files.locked("b", 1.0) as writer:
         assert writer.state.length == 0
+
+
+def test_a_data_file_is_replaced_only_after_its_state(tmp_path, monkeypatch):
+    files = CacheFiles(tmp_path, "root", "root")
+    with files.locked("a", 1.0) as writer:
+        writer.append(memoryview(b"aaaa"), FileStat(9, "tag"))
+    states, replace_path = [], Path.replace
+
+    def note(self, target):
+        if target == files.place("a"):
+            states.append(files.load_state("a"))
+        return replace_path(self, target)
+
+    monkeypatch.setattr(Path, "replace", note)
+    with files.locked("a", 1.0) as writer:
+        writer.restart()
+    assert states == [EMPTY]
+
+
+def test_who_reads_an_old_version_keeps_it_even_after_a_crash(tmp_path):
+    files = CacheFiles(tmp_path, "root", "root")
+    with files.locked("a", 1.0) as writer:
+        writer.append(memoryview(b"aaaa"), FileStat(9, "old"))
+    with files.opened("a") as (file, state):
+        files.store_state("a", EMPTY)  # as a process does that is killed right then
+        with files.locked("a", 1.0) as writer:
+            assert writer.state == EMPTY
+            writer.append(memoryview(b"bbbbbb"), FileStat(9, "new"))
+        assert os.pread(file, state.length, 0) == b"aaaa"
+    with files.opened("a") as (file, state):
+        assert os.pread(file, 9, 0) == b"bbbbbb"
+        assert state.stat == FileStat(9, "new")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import fsspec
@@ -239,6 +242,21 @@ def test_raw_records_need_their_sizes(tmp_path):
         f"PCR_{i}.pcr: is of version 2 with {n} images, but PCR.db has no sizes of it"
         for i, n in enumerate(len(PcrReader(root)._read_labels(i)) for i in range(3))
     ]
+
+
+@pytest.mark.parametrize("change", [[1, 0], [5000, -5000]])
+def test_sizes_of_raw_records_that_are_wrong(tmp_path, change):
+    root = copy_golden("protobuf_raw", tmp_path / "raw")
+    key = "m_PCR_full_index_PCR_1.pcr_3"
+    with closing(sqlite3.connect(root / SQLITE_NAME)) as database, database:
+        (value,) = database.execute("SELECT value FROM unnamed WHERE key = ?", (key,)).fetchone()
+        sizes = pickle.loads(value)
+        sizes[:2] += change
+        row = pickle.dumps(sizes), key
+        database.execute("UPDATE unnamed SET value = ? WHERE key = ?", row)
+    problem = only(root)
+    assert (problem.path, problem.part) == ("PCR_1.pcr", 4)
+    assert "its image sizes in PCR.db make" in problem.reason
 
 
 def test_an_index_of_the_original_that_is_damaged(tmp_path):

@@ -200,6 +200,29 @@ def test_images_that_are_none(tmp_path):
     assert {sample for sample, _ in reasons} == {0, 1, 2, 3}
 
 
+def test_bytes_after_an_image_are_found_without_a_script(tmp_path):
+    images = [list(split(jpeg)) for jpeg in small_jpegs()]
+    images[3][9] += b"\xff\xd9tail"
+    root = _rewritten(make_set(tmp_path / "set"), images)
+    for name in ("PCR_manifest.json", "PCR_samples.ten"):
+        (root / name).unlink()
+    problem = only(root)
+    assert (problem.path, problem.image, problem.part) == ("PCR_1.pcr", 0, None)
+    assert problem.reason == "scans do not end where the image ends"
+
+
+def test_of_a_damaged_part_the_images_that_cannot_be_decoded_are_named(made):
+    data = bytearray(made.file(2).read_bytes())
+    scan = made.groups[6][4]
+    place = data.index(scan) + len(scan)
+    data[place - 12 : place] = b"\x00" * 12  # codes that are none
+    made.file(2).write_bytes(data)
+    checksum, image = verify(made.root).problems
+    assert checksum.part == 5
+    assert (image.image, image.sample, image.part) == (0, 6, None)
+    assert "cannot be decoded" in image.reason
+
+
 def test_only_decoding_finds_damage_that_has_a_right_checksum(tmp_path):
     images = [list(split(jpeg)) for jpeg in small_jpegs()]
     scan = bytearray(images[6][4])

@@ -34,6 +34,7 @@ def test_what_is_written_is_read(tmp_path) -> None:
         assert reader.class_names == ("cat", "dog")
         assert [info.samples for info in reader.records] == [3, 3, 1]
         assert reader.manifest.images_per_record == 3
+        assert reader.manifest.source_bytes == sum(len(jpeg(n)) for n in range(COUNT))
         assert reader.sample(4)[0] == converted(jpeg(4))
     assert set(contents(tmp_path / "set")) == {
         *(f"PCR_{number}.pcr" for number in range(3)),

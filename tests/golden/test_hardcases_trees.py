@@ -22,7 +22,7 @@ from tensorcom.cli.main import main
 from tensorcom.errors import JpegError, SourceError
 from tensorcom.images import decode_image
 from tensorcom.pcr import PcrReader
-from tensorcom.pcr.convert import convert
+from tensorcom.pcr.conversion import convert
 from tensorcom.pcr.jpeg import parse_jpeg
 
 ROOT = Path(__file__).parent / "hardcases"

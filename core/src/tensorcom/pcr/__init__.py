@@ -1,6 +1,6 @@
 """Progressive Compressed Records: JPEG sets of which a prefix is the whole at lower fidelity."""
 
-from tensorcom.pcr.convert import ConversionReport, convert
+from tensorcom.pcr.conversion import ConversionReport, convert
 from tensorcom.pcr.guard import guarded
 from tensorcom.pcr.reader import PcrReader, RecordInfo
 from tensorcom.pcr.scripts import ScanScript, load_script

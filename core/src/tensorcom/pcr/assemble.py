@@ -170,6 +170,7 @@ def write_set(
     class_names: Sequence[str] | None,
     images_per_record: int,
     sqlite_index: bool,
+    source_bytes: int,
 ) -> Manifest:
     """Write all that belongs to a set but its records: the manifest last, which finishes it.
 
@@ -180,6 +181,7 @@ def write_set(
         class_names: name of each label; None names them by their numbers.
         images_per_record: most images in a record.
         sqlite_index: write a `PCR.db` too.
+        source_bytes: bytes of the files that the images come from.
 
     Returns:
         The manifest.
@@ -210,6 +212,7 @@ def write_set(
         group_bytes=tuple(ends[1:].tolist()),
         samples_crc32=zlib.crc32(samples),
         created_by=f"tensorcom {__version__}",
+        source_bytes=source_bytes,
     )
     target.write(MANIFEST_NAME, [manifest.to_json()])
     return manifest

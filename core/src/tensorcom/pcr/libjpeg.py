@@ -9,9 +9,12 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+from tensorcom.errors import PcrError
 
 INSTALL_COMMAND = "apt-get install libturbojpeg0 libjpeg-turbo-progs"
 TIMEOUT_S = 120.0
@@ -146,6 +149,7 @@ def run_program(program: str, data: bytes, script: str | None) -> Output:
 
     Raises:
         ToolError: the image cannot be transcoded, or not in `TIMEOUT_S`.
+        PcrError: the program did not run, or was killed.
     """
     command = [program, "-copy", "none", "-optimize"]
     if script is None:
@@ -162,12 +166,19 @@ def run_program(program: str, data: bytes, script: str | None) -> Output:
 def _run(command: list[str], data: bytes, *handles: int) -> Output:
     try:
         done = subprocess.run(  # noqa: S603 - no shell, no name from outside
-            command, input=data, capture_output=True, timeout=TIMEOUT_S, pass_fds=handles
+            command,
+            input=data,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            pass_fds=handles,
+            start_new_session=True,  # Ctrl-C is for us alone
         )
     except subprocess.TimeoutExpired as exc:
         raise ToolError(f"jpegtran took more than {TIMEOUT_S:g} s") from exc
     except OSError as exc:
-        raise ToolError(f"jpegtran did not run: {exc}") from exc
+        raise PcrError(f"jpegtran did not run: {exc}") from exc
+    if done.returncode < 0:  # out of memory, say: that is no fault of the image
+        raise PcrError(f"jpegtran was killed by {signal.Signals(-done.returncode).name}")
     lines = done.stderr.decode("utf-8", "replace").split("\n")
     if done.returncode not in (0, _EXIT_WARNING) or not done.stdout:
         raise ToolError(lines[0] or f"jpegtran failed with status {done.returncode}")

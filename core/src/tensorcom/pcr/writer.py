@@ -71,7 +71,7 @@ class PcrWriter:
         self._sqlite_index = sqlite_index
         self._tables: list[SampleTable] = []
         self._builder = RecordBuilder(self._script.groups)
-        self.images = 0
+        self.images = self._source_bytes = 0
         self._target: Target | None = Target(root)
         try:
             self._target.begin({"by": "PcrWriter"}, force=force)
@@ -108,6 +108,7 @@ class PcrWriter:
         image = self._transcoder.transcode(jpeg, path=path)
         self._builder.add(image.groups, label=label, name=name, orientation=image.orientation)
         self.images += 1
+        self._source_bytes += memoryview(jpeg).nbytes
         return image.notes
 
     def _write_record(self, target: Target) -> None:
@@ -141,6 +142,7 @@ class PcrWriter:
                 class_names=self._class_names,
                 images_per_record=self._images_per_record,
                 sqlite_index=self._sqlite_index,
+                source_bytes=self._source_bytes,
             )
             target.finish()
 

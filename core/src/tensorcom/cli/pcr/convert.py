@@ -1,6 +1,6 @@
 """`tensorcom pcr convert`: make a set of records from a folder or shards of images.
 
-Owns the arguments and what is told of the conversion; `tensorcom.pcr.convert` owns the conversion.
+Owns the arguments and what is told of a conversion; `tensorcom.pcr.conversion` does it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tensorcom.cli.common import (
 )
 from tensorcom.cli.stream import progress_bar
 from tensorcom.errors import ImageError, JpegError
-from tensorcom.pcr.convert import convert
+from tensorcom.pcr.conversion import convert
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tensorcom.cli.common import StopRequest
-    from tensorcom.pcr.convert import ConversionReport
+    from tensorcom.pcr.conversion import ConversionReport
 
 PROG = "tensorcom pcr convert"
 _MAX_QUALITY = 100

@@ -94,7 +94,7 @@ class Writer:
 
     def load(self) -> None:
         """Find out what is good in the data file."""
-        state = self._files.load_state(self._name)
+        found = state = self._files.load_state(self._name)
         status = os.fstat(self.file)
         if state.inode != status.st_ino or state.length > status.st_size:
             state = EMPTY
@@ -105,13 +105,13 @@ class Writer:
                 state = state._replace(boot=self._files.boot)
                 self._files.store_state(self._name, state)
         self.state = state
-        if not state.length and status.st_size:
-            self.restart()
+        if not state.length and (status.st_size or found != EMPTY):
+            self.restart()  # not in place: others may be reading it
 
     def restart(self) -> None:
         """Begin with an empty data file; whoever reads the old one keeps it."""
         files, name = self._files, self._name
-        files.store_state(name, EMPTY)
+        files.store_state(name, EMPTY)  # first: inode numbers are used again
         new = files.place(name, NEW)
         new.unlink(missing_ok=True)  # of a process that was killed
         self._old.append(self.file)

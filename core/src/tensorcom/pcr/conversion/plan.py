@@ -10,12 +10,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tensorcom.errors import PcrWriteError
-from tensorcom.pcr.convert.workers import Task
+from tensorcom.pcr.conversion.workers import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from tensorcom.pcr.convert.sources import ImageSource
+    from tensorcom.pcr.conversion.sources import ImageSource
 
 
 class Plan:

@@ -18,8 +18,8 @@ from tensorcom.errors import ImageError, JpegError, PcrError, PcrWriteError, Sou
 from tensorcom.images import map_ordered, usable_cores
 from tensorcom.images.folder import printable
 from tensorcom.pcr.assemble import RecordBuilder, merge_tables, write_set
-from tensorcom.pcr.convert.plan import Plan
-from tensorcom.pcr.convert.report import (
+from tensorcom.pcr.conversion.plan import Plan
+from tensorcom.pcr.conversion.report import (
     CONVERTED,
     NOTED,
     REENCODED,
@@ -29,9 +29,9 @@ from tensorcom.pcr.convert.report import (
     passed_over_lines,
     report_line,
 )
-from tensorcom.pcr.convert.sources import open_source
-from tensorcom.pcr.convert.state import Done, differences, load_all, load_done
-from tensorcom.pcr.convert.workers import Outcome, Worker
+from tensorcom.pcr.conversion.sources import open_source
+from tensorcom.pcr.conversion.state import Done, differences, load_all, load_done
+from tensorcom.pcr.conversion.workers import Outcome, Worker
 from tensorcom.pcr.layout import record_name
 from tensorcom.pcr.scripts import ScanScript, load_script
 from tensorcom.pcr.target import (
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
-    from tensorcom.pcr.convert.sources import ImageSource
-    from tensorcom.pcr.convert.workers import OnError
+    from tensorcom.pcr.conversion.sources import ImageSource
+    from tensorcom.pcr.conversion.workers import OnError
 
     OnProgress = Callable[[int, int | None], None]
 
@@ -343,6 +343,7 @@ class _Job:
                 class_names=self._source.class_names,
                 images_per_record=options.images_per_record,
                 sqlite_index=options.sqlite_index,
+                source_bytes=tally.source_bytes,
             )
             target.finish()
         return ConversionReport(

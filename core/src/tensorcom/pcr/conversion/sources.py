@@ -21,7 +21,7 @@ import numpy as np
 from tensorcom.errors import SourceError
 from tensorcom.images import ImageFolder, training_folder
 from tensorcom.images.folder import printable
-from tensorcom.pcr.convert.spans import SpanTable, read_span
+from tensorcom.pcr.conversion.spans import SpanTable, read_span
 from tensorcom.shards import expand_shards, is_plain_tar, local_path, read_shard
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorcom.errors import PcrFormatError, TenbinError
-from tensorcom.pcr.convert.report import Tally
+from tensorcom.pcr.conversion.report import Tally
 from tensorcom.pcr.layout import record_name
 from tensorcom.pcr.manifest import SampleTable
 from tensorcom.pcr.target import done_name

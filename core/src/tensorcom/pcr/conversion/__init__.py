@@ -5,7 +5,7 @@ Owns where images come from, the threads, what happens to bad ones, and going on
 
 from __future__ import annotations
 
-from tensorcom.pcr.convert.conversion import convert
-from tensorcom.pcr.convert.report import ConversionReport
+from tensorcom.pcr.conversion.job import convert
+from tensorcom.pcr.conversion.report import ConversionReport
 
 __all__ = ["ConversionReport", "convert"]

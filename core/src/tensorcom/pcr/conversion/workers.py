@@ -14,10 +14,10 @@ from tensorcom.images import decode_image, detect_format
 from tensorcom.images.decode import import_pillow
 from tensorcom.images.folder import printable
 from tensorcom.pcr.assemble import check_label
-from tensorcom.pcr.convert.report import CONVERTED, NOTED, REENCODED, SKIPPED
+from tensorcom.pcr.conversion.report import CONVERTED, NOTED, REENCODED, SKIPPED
 
 if TYPE_CHECKING:
-    from tensorcom.pcr.convert.sources import Entry
+    from tensorcom.pcr.conversion.sources import Entry
     from tensorcom.pcr.transcode import Transcoded, Transcoder
 
 OnError = Literal["raise", "skip"]
