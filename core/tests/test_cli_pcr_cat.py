@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from pcr_helpers import GOLDEN_SETS, make_set
@@ -50,9 +50,17 @@ def test_a_file_is_written_once(capsysbinary, made, tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["out.jpg"]
 
 
-def test_a_device_stays_one(capsysbinary, made):
-    assert run(capsysbinary, made.root, 3, "-o", "/dev/null", "--overwrite")[0] == 0
-    assert Path("/dev/null").is_char_device()
+def test_a_pipe_is_written_to_and_stays_one(capsysbinary, made, tmp_path):
+    # A pipe stands for devices: a test must not be able to replace one of the machine's.
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert run(capsysbinary, made.root, 3, "-k", 1, "-o", pipe, "--overwrite")[0] == 0
+        assert os.read(reader, 1 << 16) == made.jpeg(3, 1)
+        assert pipe.is_fifo()
+    finally:
+        os.close(reader)
 
 
 def test_a_terminal_is_spared(capsysbinary, made, monkeypatch):
