@@ -20,8 +20,7 @@ from contract_adapters import ADAPTERS, Adapter
 from numpy.typing import NDArray
 from PIL import Image
 
-from tensorcom.pcr import PcrReader, PcrSource
-from tensorcom.pcr.writer import PcrWriter
+from tensorcom.pcr import PcrReader, PcrSource, PcrWriter
 from tensorcom.testing.http_ranges import RangeServer
 
 SAMPLES, PER_RECORD, BATCH, SIZE = 23, 5, 4, 16

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from tensorcom.pcr.writer import PcrWriter
+from tensorcom.pcr import PcrWriter
 from tensorcom_torch import PcrDataset
 
 GOLDEN = Path(__file__).parents[3] / "tests" / "golden" / "pcr"

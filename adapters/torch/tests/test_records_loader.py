@@ -243,6 +243,29 @@ def test_a_loader_forks_while_the_parent_iterates(root: Path) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("tensorcom")]
 
 
+def report(dataset: PcrDataset, queue: Any) -> None:
+    queue.put((samples_of(dataset), dataset.bytes_read))
+
+
+def test_a_forked_process_iterates_for_itself(root: Path) -> None:
+    dataset = make_dataset(root)
+    epochs = [samples_of(dataset) for _ in range(3)]
+    dataset.set_epoch(1)
+    context = torch.multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    iterator = iter(dataset)
+    next(iterator)
+    for _ in range(2):  # neither counts for the other, nor for the parent
+        child = context.Process(target=report, args=(dataset, queue))
+        child.start()
+        assert queue.get() == (epochs[2], dataset.reader.group_bytes[-1])
+        child.join()
+        child.close()
+    iterator.close()
+    assert samples_of(dataset) == epochs[2]
+    queue.close()
+
+
 def test_workers_leave_nothing_open_in_the_parent(root: Path) -> None:
     dataset = make_dataset(root)
     loader = load(dataset, 2)

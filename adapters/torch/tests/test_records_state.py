@@ -117,7 +117,7 @@ from test_records_state import stateful
 
 if __name__ == "__main__":
     root, method = sys.argv[1:]
-    loader = stateful(root, 2, multiprocessing_context=method)
+    loader = stateful(root, 2, persistent=True, multiprocessing_context=method)
     loader.load_state_dict(pickle.loads(sys.stdin.buffer.read()))
     sys.stdout.buffer.write(pickle.dumps([samples_of(loader), samples_of(loader)]))
 """

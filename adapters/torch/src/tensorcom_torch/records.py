@@ -121,7 +121,6 @@ class PcrDataset(IterableDataset[list[Any]]):
         self._groups = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._source: PcrSource | None = None
         self._owner = os.getpid()
-        self._ended: dict[str, Any] | None = None
         self.scan_groups = scan_groups
         self._make_source(shard or (0, 1), (0, 1))  # wrong arguments are errors here
 
@@ -166,8 +165,7 @@ class PcrDataset(IterableDataset[list[Any]]):
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the configuration; what is open stays with its process."""
         shard = self._given_shard or current_shard()
-        closed = {"_reader": None, "_source": None, "_ended": None}
-        return {**self.__dict__, **closed, "_given_shard": shard}
+        return {**self.__dict__, "_reader": None, "_source": None, "_given_shard": shard}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -201,29 +199,22 @@ class PcrDataset(IterableDataset[list[Any]]):
 
     def __iter__(self) -> Iterator[list[Any]]:
         role = current_role()
-        self._ended = None
         try:
             source = self._own_source(role)
-            return self._batches(source, self._epochs.begin(role, source), role)
+            return self._batches(source, self._epochs.begin(role, source))
         except Exception as exc:
             if not role.is_worker:
                 raise
             # A worker that lasts dies of what `iter` raises; what `next` raises gets to the parent.
             return _failing(exc)
 
-    def _batches(self, source: PcrSource, iteration: int, role: LoaderRole) -> Iterator[list[Any]]:
+    def _batches(self, source: PcrSource, iteration: int) -> Iterator[list[Any]]:
         source.scan_groups = self.scan_groups
-        state = source.state_dict()
         for images, labels in source:
             self._epochs.note_moved(iteration)
             yield [self._tensors(images), to_tensor(labels)]
             source.scan_groups = self.scan_groups
-            state = source.state_dict()
         self._epochs.note_moved(iteration)
-        if role.is_worker:
-            # A loader that loads the state of a worker at its end begins with nothing, and then
-            # begins the next epoch.
-            self._ended = state
 
     def _tensors(self, images: Any) -> Any:
         if isinstance(images, np.ndarray):
@@ -244,7 +235,6 @@ class PcrDataset(IterableDataset[list[Any]]):
         """
         if epoch < 0:
             raise ValueError(f"epoch={epoch}, expected at least 0")
-        self._ended = None
         self._epochs.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -256,7 +246,7 @@ class PcrDataset(IterableDataset[list[Any]]):
         role = current_role()
         latest = self._epochs.latest(role)
         if role.is_worker or latest == role.key:
-            return self._ended or self._own_source(role).state_dict()
+            return self._own_source(role).state_dict()
         if latest:
             raise PcrError(
                 "loader workers iterate, and this process does not know how far they are: use "
@@ -280,7 +270,6 @@ class PcrDataset(IterableDataset[list[Any]]):
         source = self._make_source(self._shard(), current_role().worker)
         source.load_state_dict(dict(state))
         self._config["seed"] = state["seed"]
-        self._ended = None
         self._epochs.load(dict(state))
 
     def state_after(self, batches: int, *, epoch: int, num_workers: int = 0) -> dict[str, Any]:
