@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract_adapters import ADAPTERS, Adapter
+from contract_adapters import ADAPTERS, Adapter, error_of
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -83,15 +83,6 @@ def check(found: Batches, expected: Batches) -> None:
 
 def samples_of(batches: Batches) -> list[int]:
     return [label for _, labels in batches for label in labels.tolist()]
-
-
-def error_of(batches: Any) -> Exception:
-    """Return the error that iterating raises, without the frames that it holds."""
-    try:
-        list(batches)
-    except Exception as exc:
-        return exc.with_traceback(None)
-    raise AssertionError("no error")
 
 
 # -- epochs and order ----------------------------------------------------------------------------
