@@ -305,3 +305,33 @@ def test_an_iterable_of_another_length_is_told(tmp_path, count, monkeypatch) -> 
     ):
         convert([*samples, *samples][:count], root, images_per_record=4)
     assert len(convert(samples, root, images_per_record=4).report) > 0
+
+
+@pytest.mark.parametrize("step", [*range(0, 30, 3), 40])
+def test_a_killed_replacement_goes_on_without_force(
+    folder, whole, tmp_path, monkeypatch, step
+) -> None:
+    """What the set before it left is never taken for a part of the new one."""
+    root = tmp_path / "set"
+    convert(folder, root, **{**OPTIONS, "images_per_record": 2, "sqlite_index": True})
+    count = 0
+
+    def counted(function):
+        def call(self, *args, **options):
+            nonlocal count
+            if self.name != ".PCR_lock":
+                count += 1
+                if count > step:
+                    raise Killed
+            return function(self, *args, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", counted(Path.replace))
+        patch.setattr(Path, "unlink", counted(Path.unlink))
+        with pytest.raises(Killed):
+            convert(folder, root, force=True, **OPTIONS)
+    again = {} if "PCR_unfinished.json" in contents(root) else {"force": True}
+    assert convert(folder, root, **OPTIONS, **again).finished
+    assert contents(root) == whole

@@ -10,7 +10,17 @@ import threading
 import numpy as np
 import pytest
 from jpeg_helpers import joined, picture, saved
-from pcr_helpers import CLASSES, GOLDEN_SETS, KINDS, cut, flip, make_set, small_jpegs, split
+from pcr_helpers import (
+    CLASSES,
+    GOLDEN_SETS,
+    KINDS,
+    copy_golden,
+    cut,
+    flip,
+    make_set,
+    small_jpegs,
+    split,
+)
 
 from tensorcom.errors import PcrError, PcrFormatError, PcrIndexError, PcrReadError
 from tensorcom.pcr import PcrReader
@@ -393,3 +403,30 @@ def test_a_link_out_of_the_set_is_not_followed(own, tmp_path):
     own.file(0).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PcrFormatError, match="is a link out of the set"):
         PcrReader(own.root).read_record(0)
+
+
+def test_a_flipped_bit_in_a_scan_is_no_image(tmp_path) -> None:
+    made = make_set(tmp_path / "set")
+    reader = PcrReader(tmp_path / "set")
+    record = tmp_path / "set" / reader.table.names[0]
+    flip(record, int(reader.table.ends[0, 5]) - 3)  # the data of the last image's scan
+    for groups in range(1, reader.scan_groups + 1):
+        if groups < 5:
+            assert len(reader.read_record(0, scan_groups=groups)[0]) == 3
+            continue
+        with pytest.raises(PcrFormatError, match="scan group 5 is damaged") as caught:
+            reader.read_record(0, scan_groups=groups)
+        assert caught.value.offset == int(reader.table.ends[0, 4])
+    assert made is not None
+
+
+def test_heads_that_cannot_be_read_are_told_or_raised(tmp_path) -> None:
+    root = copy_golden("protobuf", tmp_path / "set")
+    (root / "PCR_1.pcr").unlink()
+    with pytest.raises(PcrIndexError, match=r"PCR_1\.pcr"):
+        len(PcrReader(root))
+    reader, errors = PcrReader(root), []
+    reader.read_heads(on_error=errors.append)
+    assert [type(error) for error in errors] == [PcrIndexError]
+    assert reader.starts.tolist() == [0, 5, 5, 12]
+    assert len(reader.labels) == 12

@@ -246,3 +246,17 @@ def test_a_prefix_of_groups_ends_where_the_scan_ends(tmp_path):
     groups = split_groups(image, info, FAST)
     for count, scan in enumerate(info.scans, 1):
         assert joined(groups, count) == image[: scan.stop] + EOI
+
+
+def test_separators_are_those_of_jpegtran(tmp_path) -> None:
+    path = tmp_path / "script"
+    path.write_text(
+        "0 1 2: 0 0 0 1;\n# a comment\n0: 1 63 0 0;\n1: 1-63 0 0; 2: 1/63, 0 0;\n0 1 2: 0 0 1 0;\n"
+    )
+    assert load_script(path).text_of(3).splitlines() == [
+        "0,1,2: 0-0, 0, 1;",
+        "0: 1-63, 0, 0;",
+        "1: 1-63, 0, 0;",
+        "2: 1-63, 0, 0;",
+        "0,1,2: 0-0, 1, 0;",
+    ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pcr_helpers import copy_golden
 from pcr_set_helpers import check_pixels, gray_jpeg, labels_of, write_set
 
 from tensorcom import ImageError
 from tensorcom.errors import PcrError, PcrFormatError
-from tensorcom.pcr import PcrSource
+from tensorcom.pcr import PcrReader, PcrSource
 
 SIZES = [6, 4, 5]
 BAD = {2, 7}
@@ -169,3 +170,18 @@ def test_an_error_of_the_transform_is_the_users_own(root, source) -> None:
 
     with pytest.raises(ZeroDivisionError, match="in the transform"):
         list(source(root, transform=transform, on_error="skip"))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "protobuf", "protobuf_raw"])
+def test_a_missing_record_of_an_original_set_is_skipped_too(tmp_path, kind) -> None:
+    root = copy_golden(kind, tmp_path / "set")
+    samples = len(PcrReader(root))
+    lost = PcrReader(root).records[2].samples
+    (root / "PCR_2.pcr").unlink()
+    with pytest.raises(PcrError, match=r"PCR_2\.pcr"):
+        PcrSource(root, batch_size=4)
+    errors = []
+    with PcrSource(root, batch_size=4, on_error="skip", on_skip=errors.append) as one:
+        assert sum(len(labels) for _, labels in one) == samples - lost
+    assert [str(error) for error in errors if "PCR_2.pcr" in str(error)] != []
+    assert len(errors) == 1

@@ -335,3 +335,10 @@ def test_without_a_shuffle_the_buffer_is_no_matter(source) -> None:
     again = source(shuffle=False, buffer=9)
     again.load_state_dict(one.state_dict())
     assert sum(rest(again), []) == list(range(6, TOTAL))
+
+
+def test_a_state_of_other_records_is_refused(tmp_path) -> None:
+    one = PcrSource(write_set(tmp_path / "one", [4, 4, 4]), batch_size=2, decode=False)
+    other = PcrSource(write_set(tmp_path / "other", [6, 6]), batch_size=2, decode=False)
+    with pytest.raises(ValueError, match="layout="):
+        other.load_state_dict(one.state_after(1))

@@ -15,7 +15,7 @@ from tensorcom.pcr.state import Progress, WorkerCount, merge_states
 
 STARTS = np.cumsum([0, 20, 1, 20, 30])
 SPLIT = Split(2, 3, 4, "uneven", drop_last=False, buffer=7)
-STATE = {"samples": 71, "shuffle": True}
+STATE = {"samples": 71, "layout": 9, "shuffle": True}
 
 
 def stored(progress: Progress, seed: int = 5) -> dict:
@@ -131,6 +131,7 @@ GOOD = [2, 3, 4, "uneven", False, 7, 1]
     [
         ({"version": 2}, "version 2, expected 1"),
         ({"samples": 70}, "samples=70, but it is 71 here"),
+        ({"layout": 8}, "layout=8, but it is 9 here"),
         ({"shuffle": False}, "shuffle=False, but it is True"),
         ({"epoch": -1}, "epoch=-1, expected an integer of at least 0"),
         ({"epoch": True}, "epoch=True"),

@@ -270,3 +270,19 @@ def test_bytes_are_on_the_disk_before_they_have_a_name(tmp_path, monkeypatch) ->
         with target.partial("b") as path:
             path.write_bytes(b"y")
     assert done == ["sync", "+a", "sync", "sync", "+b", "sync"]
+
+
+def test_a_report_goes_into_a_pipe_and_through_a_link(tmp_path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path / "file")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for path in (pipe, link):
+            write_whole(path, [b"one", b"two"])
+        assert os.read(reader, 100) == b"onetwo"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"onetwo"

@@ -6,16 +6,18 @@ import pickle
 import sqlite3
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 from jpeg_helpers import hard, picture, saved
 from pcr_helpers import GOLDEN_SETS, KINDS, copy_golden, cut, flip, make_set
 
 from tensorcom.errors import PcrIndexError
 from tensorcom.pcr import PcrReader
-from tensorcom.pcr.manifest import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME
+from tensorcom.pcr.manifest import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, Manifest
 from tensorcom.pcr.problems import Problem
 from tensorcom.pcr.reader import UNFINISHED_NAME
 from tensorcom.pcr.scripts import BALANCED, FAST
@@ -240,7 +242,7 @@ def test_raw_records_need_their_sizes(tmp_path):
     (root / SQLITE_NAME).unlink()
     assert found(root) == [
         f"PCR_{i}.pcr: is of version 2 with {n} images, but PCR.db has no sizes of it"
-        for i, n in enumerate(len(PcrReader(root)._read_labels(i)) for i in range(3))
+        for i, n in enumerate(np.diff(PcrReader(root).starts).tolist())
     ]
 
 
@@ -308,3 +310,20 @@ def test_problems_are_one_line_that_can_be_printed():
     assert str(Problem("a", "x", part=2, image=3, sample=9, offset=5)) == (
         "a group 2 image 3 (sample 9) at byte 5: x"
     )
+
+
+def test_a_manifest_of_another_script_is_a_problem(tmp_path) -> None:
+    root = tmp_path / "set"
+    make_set(root)
+    path = root / MANIFEST_NAME
+    manifest = Manifest.from_json(path.read_bytes())
+    path.write_bytes(replace(manifest, script=FAST.to_json()).to_json())
+    assert any("scans are not those of the script fast" in reason for reason in found(root))
+
+
+def test_an_edited_manifest_is_a_problem(tmp_path) -> None:
+    root = tmp_path / "set"
+    make_set(root)
+    path = root / MANIFEST_NAME
+    path.write_bytes(path.read_bytes().replace(b'"ant"', b'"ape"'))
+    assert any("crc32 is not that of the other keys" in reason for reason in found(root))

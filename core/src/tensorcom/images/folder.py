@@ -158,7 +158,8 @@ def _describe_empty(empty: list[str]) -> str:
     noun = "class" if len(empty) == 1 else "classes"
     return (
         f"no images in {noun} {named}{more}, expected files ending in {' '.join(IMAGE_SUFFIXES)}; "
-        "allow_empty=True keeps such labels"
+        "allow_empty=True (when converting allow_empty_class=True, --allow-empty-class) keeps such "
+        "labels"
     )
 
 

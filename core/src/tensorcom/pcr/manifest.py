@@ -9,6 +9,7 @@ Source: docs/formats/pcr.md, "Manifest" and "Samples".
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,7 @@ class Manifest:
             "created_by": self.created_by,
             "class_names": list(self.class_names),
         }
+        value["crc32"] = _checksum(value)
         return json.dumps(value, indent=1).encode() + b"\n"
 
     @classmethod
@@ -116,7 +118,7 @@ class Manifest:
         if not isinstance(script, dict):
             raise PcrFormatError("scan_script is no object", path=path)
         source = value.get("source_bytes")
-        return cls(
+        manifest = cls(
             images=_count(value, "images", path),
             records=_count(value, "records", path),
             scan_groups=groups,
@@ -128,6 +130,15 @@ class Manifest:
             created_by=str(value.get("created_by", "")),
             source_bytes=None if source is None else _count(value, "source_bytes", path),
         )
+        if value.pop("crc32", None) != _checksum(value):
+            raise PcrFormatError("is damaged: crc32 is not that of the other keys", path=path)
+        return manifest
+
+
+def _checksum(value: Mapping[str, Any]) -> int:
+    """Return the checksum of a manifest's other keys, whatever their order and layout."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return zlib.crc32(text.encode())
 
 
 def _count(value: Mapping[str, Any], key: str, path: str | None) -> int:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from tensorcom.errors import PcrFormatError, PcrIndexError
+from tensorcom.errors import PcrError, PcrFormatError, PcrIndexError
 from tensorcom.images.folder import printable
 from tensorcom.locks import ForkLock
 from tensorcom.pcr.layout import RecordTable
 from tensorcom.pcr.manifest import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, Manifest, SampleTable
-from tensorcom.pcr.record import RecordPrefix, join_scans
+from tensorcom.pcr.record import RecordPrefix, check_sums, join_scans
 from tensorcom.pcr.scripts import ScanScript
 from tensorcom.pcr.sqlite_index import FILE_NAME as SQLITE_NAME
 from tensorcom.pcr.sqlite_index import SqliteIndex, read_sqlite_index
@@ -26,7 +26,7 @@ from tensorcom.pcr.wire import decode_index, decode_metadata, image_frame, varin
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -182,18 +182,43 @@ class PcrReader:
         """
         if self._samples is not None:
             return self._samples.firsts, self._samples.labels
-        with self._lock:
-            if self._heads is None:
-                with ThreadPoolExecutor(min(_HEADS_AT_ONCE, len(self.table))) as pool:
-                    labels = list(pool.map(self._read_labels, range(len(self.table))))
-                starts = np.cumsum([0, *(len(part) for part in labels)], dtype=np.int64)
-                self._heads = starts, np.concatenate(labels)
-            return self._heads
+        if self._heads is None:
+            self.read_heads()
+        assert self._heads is not None
+        return self._heads
 
-    def _read_labels(self, record: int) -> NDArray[np.int32]:
-        name = self.table.names[record]
-        head = self._storage.read(name, 0, int(self.table.parts[record, 0]))
-        return decode_metadata(head, path=self._path(name)).labels
+    def read_heads(self, *, on_error: Callable[[PcrError], object] | None = None) -> None:
+        """Read the heads of all records, where only they say which samples there are.
+
+        Args:
+            on_error: called with the error of each record whose head cannot be read, which then
+                counts as one without samples; None raises it.
+
+        Raises:
+            PcrError: a head cannot be read, and there is no `on_error`.
+        """
+
+        def read_labels(record: int) -> NDArray[np.int32] | PcrError:
+            name = self.table.names[record]
+            try:
+                head = self._storage.read(name, 0, int(self.table.parts[record, 0]))
+                return decode_metadata(head, path=self._path(name)).labels
+            except PcrError as exc:
+                if on_error is None:
+                    raise
+                return exc
+
+        with self._lock:
+            if self._samples is not None or self._heads is not None:
+                return
+            with ThreadPoolExecutor(min(_HEADS_AT_ONCE, len(self.table))) as pool:
+                found = list(pool.map(read_labels, range(len(self.table))))
+            labels = [np.zeros(0, np.int32) if isinstance(f, PcrError) else f for f in found]
+            starts = np.cumsum([0, *(len(part) for part in labels)], dtype=np.int64)
+            self._heads = starts, np.concatenate(labels)
+        for error in found:
+            if isinstance(error, PcrError) and on_error is not None:
+                on_error(error)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -283,7 +308,10 @@ class PcrReader:
             sizes, labels = self._samples.sizes[first:stop], self._samples.labels[first:stop]
         elif decode_metadata(data[: int(ends[0])], path=self._path(name)).is_raw:
             sizes = self._sqlite_index().image_sizes(name, self.table.groups)
-        return RecordPrefix(data, ends, path=self._path(name), sizes=sizes, labels=labels)
+        prefix = RecordPrefix(data, ends, path=self._path(name), sizes=sizes, labels=labels)
+        if self._samples is not None:
+            check_sums(data, ends, self._samples.crc32[record], path=self._path(name))
+        return prefix
 
     def sample(self, sample: int, *, scan_groups: int | None = None) -> tuple[bytes, int]:
         """Read one sample: a few bytes of each group where the set says where they are.

@@ -203,3 +203,27 @@ def join_scans(scans: Sequence[bytes | memoryview]) -> bytes:
     """Join the scans of an image to a JPEG, which ends in FF D9 once."""
     last = next((scan for scan in reversed(scans) if len(scan)), b"")
     return b"".join([*scans, b"" if last[-2:] == EOI else EOI])
+
+
+def check_sums(
+    data: memoryview, ends: NDArray[np.int64], crc32: NDArray[np.uint32], *, path: str
+) -> None:
+    """Compare the checksums of parts with those of the table of samples.
+
+    Args:
+        data: the file's bytes up to the end of a group.
+        ends: int64 (1 + k,), offset at which the metadata and each group end.
+        crc32: uint32 (>= 1 + k,), the checksum of each part.
+        path: the file, for errors.
+
+    Raises:
+        PcrFormatError: one differs.
+    """
+    start = 0
+    for part, (end, expected) in enumerate(zip(ends.tolist(), crc32.tolist(), strict=False)):
+        if zlib.crc32(data[start:end]) != expected:
+            name = f"scan group {part}" if part else "metadata"
+            raise PcrFormatError(
+                f"{name} is damaged: its checksum differs", path=path, offset=start
+            )
+        start = end

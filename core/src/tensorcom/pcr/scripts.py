@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 MAX_GROUPS = 64
 _MAX_AL = 10  # libjpeg's own limit for 8-bit samples
 _MAX_FILE_BYTES = 65536
-_ENTRY = re.compile(r"(\d(?:[\s,]+\d)*)\s*:\s*(\d+)\s*-\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)", re.ASCII)
+# As jpegtran reads it: whatever stands between two numbers separates them.
+_ENTRY = re.compile(
+    r"(\d(?:[^\d;:]+\d)*)\s*:\s*(\d+)[^\d;:]+(\d+)[^\d;:]+(\d+)[^\d;:]+(\d+)", re.ASCII
+)
 
 
 class ScanSpec(NamedTuple):

@@ -7,6 +7,7 @@ to its end; the order is `order`'s, the meaning of a state `state`'s, and the wo
 from __future__ import annotations
 
 import weakref
+import zlib
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -140,6 +141,7 @@ class PcrSource:
         self._threads, self._prefetch = threads, prefetch
         self._skips, self._on_skip = on_error == "skip", on_skip
         self.skipped, self.bytes_read = 0, 0
+        self._layout: int | None = None
         self._restart(Progress())
         self._forget_iterations()
         self._owns_reader = not isinstance(root, PcrReader)
@@ -155,6 +157,8 @@ class PcrSource:
         try:
             self._scan_groups: int | None = None
             self.scan_groups = scan_groups
+            if self._skips:
+                self.reader.read_heads(on_error=lambda error: self._skip(0, error))
             self._check_samples()
         except BaseException:
             self.close()
@@ -340,7 +344,7 @@ class PcrSource:
             ValueError: it is no state, one of another set, of `shuffle` the other way, or that of
                 another worker.
         """
-        progress, seed = Progress.from_state(state, samples=len(self.reader), shuffle=self._shuffle)
+        progress, seed = Progress.from_state(state, **self._kind())
         progress.start(self._split, self.worker[0])
         self._restart(progress)
         self._current = None
@@ -349,7 +353,13 @@ class PcrSource:
             self._decoder = replace(self._decoder, seed=seed)
 
     def _state(self, progress: Progress) -> dict[str, Any]:
-        return progress.to_state(seed=self._seed, samples=len(self.reader), shuffle=self._shuffle)
+        return progress.to_state(seed=self._seed, **self._kind())
+
+    def _kind(self) -> dict[str, Any]:
+        """Return what the order depends on beside seed and epoch."""
+        if self._layout is None:
+            self._layout = zlib.crc32(self.reader.starts.astype("<i8").tobytes())
+        return {"samples": len(self.reader), "layout": self._layout, "shuffle": self._shuffle}
 
     # -- life ----------------------------------------------------------------------------------
 

@@ -96,16 +96,17 @@ class Progress:
         turn = (worker + last[1]) % split.workers
         return Start(tuple(earlier), last[1], turn, split.turns(last[1], turn))
 
-    def to_state(self, *, seed: int, samples: int, shuffle: bool) -> dict[str, Any]:
+    def to_state(self, *, seed: int, samples: int, layout: int, shuffle: bool) -> dict[str, Any]:
         """Return the state: a few numbers that JSON can hold.
 
         Args:
             seed: of the order.
             samples: in the set.
+            layout: a number that says how the samples are spread over records.
             shuffle: whether the order is not that of the set.
         """
         state: dict[str, Any] = {"version": VERSION, "seed": seed, "epoch": self.epoch}
-        state |= {"samples": samples, "shuffle": shuffle}
+        state |= {"samples": samples, "layout": layout, "shuffle": shuffle}
         state["done"] = [
             [*(getattr(split, name) for name in _NAMES[:-1]), batches]
             for split, batches in self.done
@@ -115,12 +116,15 @@ class Progress:
         return state
 
     @classmethod
-    def from_state(cls, state: object, *, samples: int, shuffle: bool) -> tuple[Progress, int]:
+    def from_state(
+        cls, state: object, *, samples: int, layout: int, shuffle: bool
+    ) -> tuple[Progress, int]:
         """Check a state.
 
         Args:
             state: what `to_state` returned, or JSON made of it.
             samples: in the set that it is loaded for.
+            layout: a number that says how its samples are spread over records.
             shuffle: whether the order is not that of the set.
 
         Returns:
@@ -133,7 +137,7 @@ class Progress:
             raise ValueError(f"state is {_brief(state)}, expected what state_dict returned")
         if state["version"] != VERSION:
             raise ValueError(f"state has version {_brief(state['version'])}, expected {VERSION}")
-        for name, expected in (("samples", samples), ("shuffle", shuffle)):
+        for name, expected in (("samples", samples), ("layout", layout), ("shuffle", shuffle)):
             if state.get(name) != expected:
                 raise ValueError(
                     f"state has {name}={_brief(state.get(name))}, but it is {expected} here: "
@@ -161,22 +165,22 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     kinds = set()
     counts: dict[int, int] = {}
     for state in states:
-        samples, shuffle = state.get("samples", 0), state.get("shuffle", True)
-        progress, seed = Progress.from_state(state, samples=samples, shuffle=shuffle)
+        kind: dict[str, Any] = {n: state.get(n, 0) for n in ("samples", "layout", "shuffle")}
+        progress, seed = Progress.from_state(state, **kind)
         if progress.worker is None:
             raise ValueError("a state is global, expected those of the workers of a rank")
         counts[progress.worker.turn] = progress.worker.batches
-        kinds.add((replace(progress, worker=None), seed, samples, shuffle))
+        kinds.add((replace(progress, worker=None), seed, tuple(kind.items())))
     if len(kinds) != 1:
         raise ValueError(f"states are of {len(kinds)} epochs or orders, expected those of one")
-    progress, seed, samples, shuffle = kinds.pop()
+    progress, seed, kind_items = kinds.pop()
     (*earlier, (split, _)), batches = progress.done, sum(counts.values())
     if len(states) != split.workers or len(counts) != split.workers:
         raise ValueError(f"{len(states)} states are not those of {split.workers} workers")
     if any(count != split.turns(batches, turn) for turn, count in counts.items()):
         raise ValueError(f"workers handed out {counts} batches, which is not in turn")
     merged = replace(progress, done=(*earlier, (split, batches)))
-    return merged.to_state(seed=seed, samples=samples, shuffle=shuffle)
+    return merged.to_state(seed=seed, **dict(kind_items))
 
 
 def _brief(value: object) -> str:

@@ -209,9 +209,12 @@ class Target:
         Raises:
             PcrWriteError: the directory cannot be written.
         """
-        self._remove([done_name(number) for number in self.done() if number not in done])
+        found = self.done()
+        self._remove([done_name(number) for number in found if number not in done])
         self._write_state(state)
-        if self.held() is Held.UNFINISHED:
+        # A manifest may be that of a set which was to be replaced, when a kill came before it was
+        # removed: it is this set's only if all that this set left behind is there.
+        if self.held() is Held.UNFINISHED or not found or set(found) != set(done):
             self._remove_strays(done)
 
     def _write_state(self, state: Mapping[str, Any]) -> None:
@@ -300,8 +303,13 @@ def write_whole(
     Raises:
         PcrWriteError: it cannot be written.
     """
-    partial = partial or path.with_name(f".{path.name}.partial")
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device, which stays what it is
+            with path.open("wb") as file:
+                file.writelines(pieces)
+            return
+        path = path.resolve()
+        partial = partial or path.with_name(f".{path.name}.partial")
         try:
             with partial.open("wb", buffering=_BUFFER_BYTES) as file:
                 file.writelines(pieces)

@@ -260,7 +260,9 @@ class _Record:
         yield from _misplaced(scans, info)
         script = self._contents.script
         is_whole = len(scans) == self._contents.table.groups
-        if script is not None and is_whole and groups_of(info, script) is not None:
+        if script is not None and is_whole and groups_of(info, script) is None:
+            yield None, f"scans are not those of the script {script.name}"
+        elif script is not None and is_whole:
             expected = [len(part) for part in split_groups(jpeg, info, script)]
             if expected != [len(scan) for scan in scans]:
                 yield None, f"scans are not in the groups of the script {script.name}"

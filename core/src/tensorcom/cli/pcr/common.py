@@ -86,7 +86,11 @@ def new_console() -> Console:
     """Return a console for standard output, wide enough for tables if that is no terminal."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # `run` knows what to do; rich would end the program itself
+
+    return PipeConsole(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
 def new_table(*columns: str, left: tuple[str, ...] = ()) -> Table:

@@ -136,6 +136,8 @@ def convert(
     if found.directory is not None:
         _check_apart(root, found.directory)
     state = options.state(found)
+    if report is not None and not Path(report).parent.is_dir():
+        raise PcrWriteError("no such directory", path=printable(str(Path(report).parent)))
     with Target(root) as target:
         job = _Job(found, target, options, Path(report) if report is not None else None)
         job.begin(state, force=force)
