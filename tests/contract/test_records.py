@@ -231,14 +231,16 @@ def cut(root: Path) -> tuple[str, set[int]]:
 
 
 def blank(root: Path) -> tuple[str, set[int]]:
-    """Overwrite the frame header of an image; return the record's name and the sample."""
+    """Overwrite the frame header of an image; return the record's name and its samples."""
     with PcrReader(root) as reader:
         head, _ = reader.sample(7, scan_groups=1)
+        start, stop = reader.starts[1:3].tolist()
+        samples = set(range(start, stop))
     path = root / "PCR_1.pcr"
     data = path.read_bytes()
     start = data.index(head[:-2]) + head.index(b"\xff\xc2") + 2
     path.write_bytes(data[:start] + bytes(8) + data[start + 8 :])
-    return path.name, {7}
+    return path.name, samples
 
 
 @pytest.mark.parametrize("damage", [cut, blank])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tensorcom.errors import ImageError, PcrError, PcrIndexError
 from tensorcom.pcr import PcrReader, PcrSource
+from tensorcom.pcr.manifest import MANIFEST_NAME, SAMPLES_NAME, Manifest, SampleTable
 
 RECORD = "PCR_1.pcr"  # samples 5 to 9
 IMAGE = 7  # its third
@@ -53,10 +56,30 @@ def break_frame(root: Path) -> set[int]:
     data = (root / RECORD).read_bytes()
     start = data.index(head[:-2]) + head.index(b"\xff\xc2") + 2
     (root / RECORD).write_bytes(data[:start] + bytes(8) + data[start + 8 :])
+    return set(range(5, 10))  # the checksum of a group says nothing of single images
+
+
+def store_bad_image(root: Path) -> set[int]:
+    """Let the checksums agree with an image that cannot be decoded."""
+    break_frame(root)
+    table = SampleTable.load(root / SAMPLES_NAME)
+    data, sums = (root / RECORD).read_bytes(), table.crc32.copy()
+    start = 0
+    for part, size in enumerate(table.parts[1].tolist()):
+        sums[1, part] = zlib.crc32(data[start : start + size])
+        start += size
+    encoded = replace(table, crc32=sums).encode()
+    manifest = Manifest.from_json((root / MANIFEST_NAME).read_bytes())
+    del table
+    (root / SAMPLES_NAME).unlink()
+    (root / SAMPLES_NAME).write_bytes(encoded)
+    summed = replace(manifest, samples_crc32=zlib.crc32(encoded))
+    (root / MANIFEST_NAME).write_bytes(summed.to_json())
     return {IMAGE}
 
 
-DAMAGES = [cut_record, remove_record, break_frame]
+DAMAGES_OF_A_RECORD = [cut_record, remove_record, break_frame]
+DAMAGES = [*DAMAGES_OF_A_RECORD, store_bad_image]
 
 
 def load_as(root: Path, how: tuple[str | None, int, bool], **arguments: Any) -> Any:
@@ -65,7 +88,7 @@ def load_as(root: Path, how: tuple[str | None, int, bool], **arguments: Any) -> 
     return load(dataset, workers, multiprocessing_context=method, persistent_workers=persistent)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", DAMAGES_OF_A_RECORD)
 @pytest.mark.parametrize("how", LOADERS, ids=str)
 def test_an_error_arrives_with_its_class_and_text_and_the_next_epoch_is_tried(
     root: Path, damage: Any, how: tuple[str | None, int, bool]
