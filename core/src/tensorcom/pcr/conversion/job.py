@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorcom.errors import ImageError, JpegError, PcrError, PcrWriteError, SourceError
-from tensorcom.images import map_ordered, usable_cores
+from tensorcom.images import keep_freed_memory, map_ordered, usable_cores
 from tensorcom.images.folder import printable
 from tensorcom.pcr.assemble import RecordBuilder, merge_tables, write_set
 from tensorcom.pcr.conversion.plan import Plan
@@ -290,6 +290,7 @@ class _Job:
 
     def _gather(self, plan: Plan, on_progress: OnProgress) -> Iterator[_Gathered]:
         """Yield the records that are left to do, in order."""
+        keep_freed_memory()
         options = self._options
         names = self._source.class_names
         worker = Worker(
