@@ -116,6 +116,7 @@ def draw(runs: list[Run], out: Path) -> None:
             xytext=(6, 6),
         )
     axes.set(xlabel="MB read for training", ylabel="test accuracy", title="Fidelity and bytes")
+    axes.margins(0.12)
     axes.grid(alpha=0.3)
     figure.savefig(out, dpi=120)
     pyplot.close(figure)
