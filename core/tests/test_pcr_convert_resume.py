@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -102,10 +104,9 @@ def go_on(folder: Path, root: Path, whole: dict[str, bytes]) -> ConversionReport
     return report
 
 
-@pytest.mark.parametrize("step", [*range(0, 44, 7), *range(44, 68, 3)])
-def test_a_kill_between_any_two_steps(folder, whole, tmp_path, monkeypatch, step) -> None:
-    """End at exact steps: before a file gets its name, or is removed."""
-    root = tmp_path / "set"
+@contextmanager
+def killed_after(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let what is inside end at its step after `step`: a file that gets its name, or is removed."""
     count = 0
 
     def counted(function):
@@ -123,7 +124,15 @@ def test_a_kill_between_any_two_steps(folder, whole, tmp_path, monkeypatch, step
         patch.setattr(Path, "replace", counted(Path.replace))
         patch.setattr(Path, "unlink", counted(Path.unlink))
         with pytest.raises(Killed):
-            convert(folder, root, **OPTIONS)
+            yield
+
+
+@pytest.mark.parametrize("step", [*range(0, 44, 7), *range(44, 68, 3)])
+def test_a_kill_between_any_two_steps(folder, whole, tmp_path, monkeypatch, step) -> None:
+    """End at exact steps: before a file gets its name, or is removed."""
+    root = tmp_path / "set"
+    with killed_after(step, monkeypatch):
+        convert(folder, root, **OPTIONS)
     go_on(folder, root, whole)
 
 
@@ -314,24 +323,8 @@ def test_a_killed_replacement_goes_on_without_force(
     """What the set before it left is never taken for a part of the new one."""
     root = tmp_path / "set"
     convert(folder, root, **{**OPTIONS, "images_per_record": 2, "sqlite_index": True})
-    count = 0
-
-    def counted(function):
-        def call(self, *args, **options):
-            nonlocal count
-            if self.name != ".PCR_lock":
-                count += 1
-                if count > step:
-                    raise Killed
-            return function(self, *args, **options)
-
-        return call
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", counted(Path.replace))
-        patch.setattr(Path, "unlink", counted(Path.unlink))
-        with pytest.raises(Killed):
-            convert(folder, root, force=True, **OPTIONS)
+    with killed_after(step, monkeypatch):
+        convert(folder, root, force=True, **OPTIONS)
     again = {} if "PCR_unfinished.json" in contents(root) else {"force": True}
     assert convert(folder, root, **OPTIONS, **again).finished
     assert contents(root) == whole
