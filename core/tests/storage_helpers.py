@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import uuid
 from contextlib import contextmanager
@@ -136,3 +137,23 @@ def replace(path, data) -> None:
     before = path.stat().st_mtime_ns
     path.write_bytes(data)
     os.utime(path, ns=(before + 10**9, before + 10**9))
+
+
+@contextmanager
+def forked(target, *arguments):
+    """Run `target(*arguments, connection)` in a forked child; yield it and our end.
+
+    The child does not outlive a test that fails.
+    """
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    child = context.Process(target=target, args=(*arguments, there))
+    child.start()
+    there.close()
+    try:
+        yield child, here
+    finally:
+        child.kill()
+        child.join()
+        child.close()
+        here.close()

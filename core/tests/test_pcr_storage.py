@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import subprocess
 import sys
 import threading
 
 import pytest
-from storage_helpers import KINDS, NAMES, S3_KEYS, SIZE, files, put_s3, s3_server
+from storage_helpers import KINDS, NAMES, S3_KEYS, SIZE, files, forked, put_s3, s3_server
 
 from tensorcom.errors import (
     MissingDependencyError,
@@ -173,23 +172,13 @@ def _read_in_child(storage, connection):
 def test_a_forked_child_reads_while_the_parent_goes_on(storage):
     data = files()[NAMES[0]]
     assert storage.read(NAMES[0], 0, 100) == data[:100]  # connections and threads are there now
-    context = multiprocessing.get_context("fork")
-    ends, children = [], []
-    for _ in range(2):
-        here, there = context.Pipe()
-        child = context.Process(target=_read_in_child, args=(storage, there))
-        child.start()
-        there.close()
-        ends.append(here)
-        children.append(child)
-    for start in range(0, 100_000, 20_000):
-        assert storage.read(NAMES[0], start, 20_000) == data[start : start + 20_000]
-    for here, child in zip(ends, children, strict=True):
-        assert here.recv() == list(files().values())
-        child.join()
-        assert child.exitcode == 0
-        here.close()
-        child.close()
+    with forked(_read_in_child, storage) as first, forked(_read_in_child, storage) as second:
+        for start in range(0, 100_000, 20_000):
+            assert storage.read(NAMES[0], start, 20_000) == data[start : start + 20_000]
+        for child, here in (first, second):
+            assert here.recv() == list(files().values())
+            child.join()
+            assert child.exitcode == 0
     assert storage.read(NAMES[0], 0, 200_000) == data[:200_000]
 
 

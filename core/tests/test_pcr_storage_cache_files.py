@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import fcntl
-import multiprocessing
 import os
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from storage_helpers import cache_opener, contents, entry, replace, state_of
+from storage_helpers import cache_opener, contents, entry, forked, replace, state_of
 
 from tensorcom.pcr.storage import cache_files as files_module
 from tensorcom.pcr.storage import clear_cache
@@ -187,7 +187,6 @@ def read_and_die(storage, step, count, stop, connection):
 @pytest.mark.parametrize("before", ["nothing", "a prefix", "another version"])
 def test_a_process_killed_at_any_step_does_no_harm(open_cached, origin, tmp_path, before, step):
     right = DATA
-    context = multiprocessing.get_context("fork")
     exits = []
     for count in range(1, 40):
         clear_cache(tmp_path / "cache")
@@ -196,18 +195,11 @@ def test_a_process_killed_at_any_step_does_no_harm(open_cached, origin, tmp_path
         if before == "another version":
             right = OTHER if right is DATA else DATA
             replace(origin / NAME, right)
-        here, there = context.Pipe()
-        child = context.Process(
-            target=read_and_die, args=(open_cached(), step, count, 50_000, there)
-        )
-        child.start()
-        there.close()
-        child.join()
-        exits.append(child.exitcode)
-        if child.exitcode == 0:
-            assert here.recv()
-        here.close()
-        child.close()
+        with forked(read_and_die, open_cached(), step, count, 50_000) as (child, here):
+            child.join()
+            exits.append(child.exitcode)
+            if child.exitcode == 0:
+                assert here.recv()
         for stop in (2000, 50_000, 60_000):
             assert open_cached().read(NAME, 0, stop) == right[:stop]
         assert (entry(tmp_path) / NAME).read_bytes()[:60_000] == right[:60_000]
@@ -223,20 +215,12 @@ def test_a_process_killed_at_any_step_does_no_harm(open_cached, origin, tmp_path
 
 @pytest.mark.parametrize("step", ["open", "after open", "after replace"])
 def test_what_a_killed_process_created_is_recorded(open_cached, tmp_path, step):
-    context = multiprocessing.get_context("fork")
     exitcode, count = 9, 0
     while exitcode == 9:
         count += 1
-        here, there = context.Pipe()
-        child = context.Process(
-            target=read_and_die, args=(open_cached(), step, count, 50_000, there)
-        )
-        child.start()
-        child.join()
-        exitcode = child.exitcode
-        for end in (here, there):
-            end.close()
-        child.close()
+        with forked(read_and_die, open_cached(), step, count, 50_000) as (child, _):
+            child.join()
+            exitcode = child.exitcode
         clear_cache(tmp_path / "cache")
         left = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
         # Before its mark is there, a folder has nothing but the mark that was to be.
@@ -283,20 +267,12 @@ def read_many(storage, seed, connection):
 
 
 def test_many_processes_share_a_cache(server, open_cached, tmp_path):
-    context = multiprocessing.get_context("fork")
-    children = []
-    for seed in range(4):
-        here, there = context.Pipe()
-        child = context.Process(target=read_many, args=(open_cached(), seed, there))
-        child.start()
-        there.close()
-        children.append((child, here))
-    for child, here in children:
-        assert here.recv() == 0
-        child.join()
-        assert child.exitcode == 0
-        child.close()
-        here.close()
+    with ExitStack() as stack:
+        started = [stack.enter_context(forked(read_many, open_cached(), seed)) for seed in range(4)]
+        for child, here in started:
+            assert here.recv() == 0
+            child.join()
+            assert child.exitcode == 0
     longest = {NAME: 1000 + 7919 * 58, "second": 1000 + 7919 * 59}  # half of the ends each
     assert server.sent_bytes == sum(longest.values())  # no byte was fetched twice
     assert (entry(tmp_path) / NAME).read_bytes() == DATA[: longest[NAME]]

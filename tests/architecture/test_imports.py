@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "tensorcom"
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "nvidia")
-OPTIONAL = ("PIL", "simplejpeg", "webdataset", "rich")
+OPTIONAL = ("PIL", "fsspec", "rich", "s3fs", "simplejpeg", "urllib3", "webdataset")
 MAX_LINES = 450
 # Built so that this file does not match itself.
 MACHINE_PATH = re.compile(r"(^|[^A-Za-z0-9_.])/(wor[k]|far[m])/", re.MULTILINE)
