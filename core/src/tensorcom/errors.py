@@ -21,6 +21,14 @@ def _rebuild(cls: type[TensorcomError], reason: str, fields: dict[str, Any]) -> 
     return error
 
 
+def _place(path: str | None, offset: int | None = None) -> str:
+    """Return a file, and a byte offset in it, as far as they are known."""
+    parts = [] if path is None else [path]
+    if offset is not None:
+        parts.append(f"at byte {offset}")
+    return " ".join(parts)
+
+
 class TensorcomError(Exception):
     """Base of every error that tensorcom raises.
 
@@ -204,7 +212,7 @@ class ImageError(TensorcomError, ValueError):
         super().__init__(reason, path=path)
 
     def _subject(self) -> str:
-        return "" if self.path is None else self.path
+        return _place(self.path)
 
 
 class SourceError(TensorcomError, ValueError):
@@ -221,7 +229,7 @@ class SourceError(TensorcomError, ValueError):
         super().__init__(reason, path=path)
 
     def _subject(self) -> str:
-        return "" if self.path is None else self.path
+        return _place(self.path)
 
 
 class PcrError(TensorcomError):
@@ -246,10 +254,7 @@ class PcrFormatError(PcrError, ValueError):
         super().__init__(reason, path=path, offset=offset, **fields)
 
     def _subject(self) -> str:
-        parts = [] if self.path is None else [self.path]
-        if self.offset is not None:
-            parts.append(f"at byte {self.offset}")
-        return " ".join(parts)
+        return _place(self.path, self.offset)
 
 
 class JpegError(PcrFormatError):
@@ -274,7 +279,7 @@ class PcrIndexError(PcrError, FileNotFoundError):
         super().__init__(reason, path=path)
 
     def _subject(self) -> str:
-        return "" if self.path is None else self.path
+        return _place(self.path)
 
 
 class PcrReadError(PcrError, OSError):
@@ -293,10 +298,7 @@ class PcrReadError(PcrError, OSError):
         super().__init__(reason, path=path, offset=offset)
 
     def _subject(self) -> str:
-        parts = [] if self.path is None else [self.path]
-        if self.offset is not None:
-            parts.append(f"at byte {self.offset}")
-        return " ".join(parts)
+        return _place(self.path, self.offset)
 
 
 class PcrWriteError(PcrError, OSError):
@@ -313,7 +315,7 @@ class PcrWriteError(PcrError, OSError):
         super().__init__(reason, path=path)
 
     def _subject(self) -> str:
-        return "" if self.path is None else self.path
+        return _place(self.path)
 
 
 class ServingError(TensorcomError, RuntimeError):
