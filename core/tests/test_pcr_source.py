@@ -58,6 +58,27 @@ def test_an_epoch_in_the_order_of_the_set(source) -> None:
         check_pixels(images, labels)
 
 
+@pytest.mark.parametrize("decode", [True, False])
+def test_samples_are_those_of_the_batch_handed_out_last(root, source, decode) -> None:
+    one = source(decode=decode, shard=(1, 2), worker=(0, 2))
+    order = one.epoch_order(0).tolist()
+    found = []
+    for _, labels in one:  # which are the numbers of the samples
+        assert one.samples.tolist() == labels.tolist()
+        found += labels.tolist()
+    assert found == order
+    assert order != one.epoch_order(1).tolist()
+
+
+def test_samples_are_without_those_that_were_skipped(tmp_path) -> None:
+    path = write_set(tmp_path / "set", SIZES) / "PCR_2.pcr"
+    path.write_bytes(path.read_bytes()[:2000])
+    with PcrSource(tmp_path / "set", batch_size=4, size=16, on_error="skip") as one:
+        for _, labels in one:
+            assert one.samples.tolist() == labels.tolist()
+        assert one.skipped == SIZES[2]
+
+
 @pytest.mark.parametrize("scan_groups", [1, 5, None])
 def test_shuffled_epochs_have_each_sample_once(source, scan_groups) -> None:
     one, again = source(scan_groups=scan_groups), source(scan_groups=scan_groups)
@@ -71,6 +92,13 @@ def test_shuffled_epochs_have_each_sample_once(source, scan_groups) -> None:
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert [labels_of(again) for _ in range(3)] == epochs
     assert labels_of(source(seed=1)) != epochs[0]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_images_are_aligned_for_frameworks_that_take_memory_as_it_is(source, batch_size) -> None:
+    batches = list(source(batch_size=batch_size))
+    assert {images.ctypes.data % 64 for images, _ in batches} == {0}
+    assert all(images.flags.writeable and images.flags.c_contiguous for images, _ in batches)
 
 
 def test_batches_stay_as_they_were_handed_out(source) -> None:

@@ -52,6 +52,17 @@ def test_nothing_starts_before_the_first_batch(root) -> None:
         assert not threads()
 
 
+def test_the_number_of_threads_can_be_set(root) -> None:
+    with make(root, prefetch=8) as source:
+        for source.threads in (3, 1):
+            batches = iter(source)
+            next(batches)
+            names = [thread.name.rpartition("_")[0] for thread in threads()]
+            assert 0 < names.count("tensorcom-decode") <= source.threads
+            batches.close()
+        assert names.count("tensorcom-decode") == 1
+
+
 @pytest.mark.parametrize("decode", [True, False])
 def test_leaving_a_loop_ends_its_threads(root, decode) -> None:
     with make(root, decode=decode) as source:

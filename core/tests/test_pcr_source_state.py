@@ -316,6 +316,20 @@ def test_the_seed_of_a_state_is_taken(reader, tmp_path) -> None:
             np.testing.assert_array_equal(images, expected)
 
 
+@pytest.mark.parametrize("taken", [0, 1, 3, 8])
+@pytest.mark.parametrize("arguments", [{}, {"batch_size": 2}, {"shard": (1, 2), "end": "pad"}])
+def test_batches_left_are_those_that_come(source, taken, arguments) -> None:
+    one = source()
+    assert one.batches_left == len(one) == 8
+    take(one, taken)
+    assert one.batches_left == len(one)  # what was left early is not gone on with
+    again = source(**arguments)
+    again.load_state_dict(one.state_dict())
+    left = again.batches_left
+    assert len(rest(again)) == left
+    assert again.batches_left == len(again)
+
+
 def test_a_state_of_another_set_or_order_is_refused(source, tmp_path) -> None:
     state = source().state_dict()
     with pytest.raises(ValueError, match="shuffle=True, but it is False"):

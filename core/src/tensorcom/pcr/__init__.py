@@ -2,7 +2,8 @@
 
 from tensorcom.pcr.conversion import ConversionReport, convert
 from tensorcom.pcr.guard import guarded
-from tensorcom.pcr.reader import PcrReader, RecordInfo
+from tensorcom.pcr.layout import RecordInfo
+from tensorcom.pcr.reader import PcrReader
 from tensorcom.pcr.scripts import ScanScript, load_script
 from tensorcom.pcr.source import PcrSource
 from tensorcom.pcr.state import merge_states

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import deque
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensorcom.buffers import aligned_array
 from tensorcom.errors import ImageError, JpegError, PcrError
 from tensorcom.images import map_ordered
 from tensorcom.pcr.decode import Decoder, Place
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from tensorcom.pcr.record import RecordPrefix
 
     Images = NDArray[Any] | list[Any]
+    Loaded = tuple[Images, NDArray[np.int32], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Plan:
 
 def load_batches(
     records: Records, samples: NDArray[np.int64], plan: Plan, *, epoch: int
-) -> Generator[tuple[Images, NDArray[np.int32]] | None, None, None]:
+) -> Generator[Loaded | None, None, None]:
     """Yield the batches of an order of samples.
 
     Args:
@@ -82,8 +85,8 @@ def load_batches(
         epoch: seeds the augmentation, with the numbers of the samples.
 
     Yields:
-        For each batch_size samples, images and labels of those that could be had, in new memory;
-        None if there are none.
+        For each batch_size samples, images, labels and numbers of those that could be had, in new
+        memory; None if there are none.
 
     Raises:
         PcrError: a record cannot be read, or one of its images not decoded, and none are skipped.
@@ -118,7 +121,7 @@ def _collect(
     labels: NDArray[np.int32],
     samples: NDArray[np.int64],
     plan: Plan,
-) -> Generator[tuple[Images, NDArray[np.int32]] | None, None, None]:
+) -> Generator[Loaded | None, None, None]:
     reported: list[Exception] = []
     for start in range(0, len(samples), plan.batch_size):
         numbers = samples[start : start + plan.batch_size]
@@ -130,7 +133,7 @@ def _collect(
             numbers = numbers[kept]
             images = images[kept] if isinstance(images, np.ndarray) else [found[i] for i in kept]
         del found
-        yield (_stacked(images, plan.decoder), labels[numbers]) if kept else None
+        yield (_stacked(images, plan.decoder), labels[numbers], numbers) if kept else None
         del images
 
 
@@ -247,7 +250,8 @@ class _Tasks:
         self._start = part.stop
         if self._batch and self._side is not None:
             shape = (len(self._batch), self._side, self._side, 3)
-            self._arrays.append(np.empty(shape, np.uint8))
+            # Aligned, since frameworks then take the memory as it is instead of a copy.
+            self._arrays.append(aligned_array(prod(shape)).reshape(shape))
 
 
 class _Work:

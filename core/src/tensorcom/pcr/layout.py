@@ -6,8 +6,9 @@ of where they were read from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from tensorcom.errors import PcrFormatError
 from tensorcom.pcr.wire import MAX_GROUPS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
@@ -129,6 +130,46 @@ class RecordTable:
         if not 1 <= scan_groups <= self.groups:
             raise ValueError(f"scan_groups={scan_groups}, expected 1 to {self.groups}")
         return int(scan_groups)
+
+
+class RecordInfo(NamedTuple):
+    """One record of a set.
+
+    Attributes:
+        name: its file name.
+        samples: images in it.
+        parts: int64 (1 + G,), bytes of its metadata and of each group.
+    """
+
+    name: str
+    samples: int
+    parts: NDArray[np.int64]
+
+
+class Records(Sequence[RecordInfo]):
+    """The records of a set, made when asked for.
+
+    Args:
+        table: their names and lengths.
+        starts: int64 (R + 1,), first sample of each record and the number of samples.
+    """
+
+    def __init__(self, table: RecordTable, starts: NDArray[np.int64]) -> None:
+        self._table, self._starts = table, starts
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @overload
+    def __getitem__(self, index: int) -> RecordInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[RecordInfo]: ...
+    def __getitem__(self, index: int | slice) -> RecordInfo | list[RecordInfo]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        samples = int(self._starts[place + 1] - self._starts[place])
+        return RecordInfo(self._table.names[place], samples, self._table.parts[place])
 
 
 def record_name(number: int) -> str:

@@ -6,16 +6,16 @@ Owns which files make a set, and what is asked of storage; the bytes of a record
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tensorcom.errors import PcrError, PcrFormatError, PcrIndexError
 from tensorcom.images.folder import printable
 from tensorcom.locks import ForkLock
-from tensorcom.pcr.layout import RecordTable
+from tensorcom.pcr.layout import Records, RecordTable
 from tensorcom.pcr.manifest import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, Manifest, SampleTable
 from tensorcom.pcr.record import RecordPrefix, check_sums, join_scans
 from tensorcom.pcr.scripts import ScanScript
@@ -26,11 +26,13 @@ from tensorcom.pcr.wire import decode_index, decode_metadata, image_frame, varin
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from tensorcom.pcr.layout import RecordInfo
     from tensorcom.pcr.storage import Storage
+    from tensorcom.pcr.wire import RecordMetadata
 
 UNFINISHED_NAME = "PCR_unfinished.json"
 MAX_INDEX_BYTES = 1 << 33
@@ -59,18 +61,12 @@ def check_is_set(storage: Storage) -> bool:
     return False
 
 
-class RecordInfo(NamedTuple):
-    """One record of a set.
+class _Heads(NamedTuple):
+    """What the heads of record files say: first samples, labels, and whether groups are raw."""
 
-    Attributes:
-        name: its file name.
-        samples: images in it.
-        parts: int64 (1 + G,), bytes of its metadata and of each group.
-    """
-
-    name: str
-    samples: int
-    parts: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    labels: NDArray[np.int32]
+    raw: list[bool]
 
 
 class PcrReader:
@@ -80,7 +76,7 @@ class PcrReader:
     a SQLite index, and with raw groups (version 2).
 
     Args:
-        root: directory of the set, or an fsspec URL of it.
+        root: directory of the set, or an fsspec URL of it; or a `Storage`, which the reader closes.
         cache: local directory that keeps what was read of a remote set; None keeps nothing.
         storage_options: passed on to the fsspec file system.
         **options: further options of `open_storage`: retries, timeout_s, cache_bytes.
@@ -103,7 +99,7 @@ class PcrReader:
 
     def __init__(
         self,
-        root: str | os.PathLike[str],
+        root: str | os.PathLike[str] | Storage,
         *,
         cache: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -113,7 +109,7 @@ class PcrReader:
         self._storage = open_storage(root, cache=cache, storage_options=storage_options, **options)
         self.root = self._storage.root
         self._lock = ForkLock()
-        self._heads: tuple[NDArray[np.int64], NDArray[np.int32]] | None = None
+        self._heads: _Heads | None = None
         self._last: tuple[int, RecordPrefix] | None = None
         self.manifest: Manifest | None = None
         self.class_names: tuple[str, ...] | None = None
@@ -182,6 +178,9 @@ class PcrReader:
         """
         if self._samples is not None:
             return self._samples.firsts, self._samples.labels
+        return self._read_heads()[:2]
+
+    def _read_heads(self) -> _Heads:
         if self._heads is None:
             self.read_heads()
         assert self._heads is not None
@@ -198,11 +197,11 @@ class PcrReader:
             PcrError: a head cannot be read, and there is no `on_error`.
         """
 
-        def read_labels(record: int) -> NDArray[np.int32] | PcrError:
+        def read_head(record: int) -> RecordMetadata | PcrError:
             name = self.table.names[record]
             try:
                 head = self._storage.read(name, 0, int(self.table.parts[record, 0]))
-                return decode_metadata(head, path=self._path(name)).labels
+                return decode_metadata(head, path=self._path(name))
             except PcrError as exc:
                 if on_error is None:
                     raise
@@ -212,10 +211,12 @@ class PcrReader:
             if self._samples is not None or self._heads is not None:
                 return
             with ThreadPoolExecutor(min(_HEADS_AT_ONCE, len(self.table))) as pool:
-                found = list(pool.map(read_labels, range(len(self.table))))
-            labels = [np.zeros(0, np.int32) if isinstance(f, PcrError) else f for f in found]
+                found = list(pool.map(read_head, range(len(self.table))))
+            heads = [None if isinstance(head, PcrError) else head for head in found]
+            labels = [head.labels if head else np.zeros(0, np.int32) for head in heads]
             starts = np.cumsum([0, *(len(part) for part in labels)], dtype=np.int64)
-            self._heads = starts, np.concatenate(labels)
+            raw = [bool(head and head.is_raw) for head in heads]
+            self._heads = _Heads(starts, np.concatenate(labels), raw)
         for error in found:
             if isinstance(error, PcrError) and on_error is not None:
                 on_error(error)
@@ -237,7 +238,7 @@ class PcrReader:
     @property
     def records(self) -> Sequence[RecordInfo]:
         """The records, in order."""
-        return _Records(self)
+        return Records(self.table, self.starts)
 
     @property
     def group_bytes(self) -> NDArray[np.int64]:
@@ -385,6 +386,38 @@ class PcrReader:
         first, stop = (int(i) for i in self._samples.firsts[record : record + 2])
         return self._samples.sizes[first:stop, :groups].astype(np.int64)
 
+    def raw_sizes(self) -> NDArray[np.int64] | None:
+        """Return the bytes of each image in each group where records do not frame their images.
+
+        That is so in records of version 2, of the original release.
+
+        Returns:
+            int64 (N, G), or None if the set's records are of version 1.
+
+        Raises:
+            PcrFormatError: a record's sizes are missing, or records are of both versions.
+            PcrReadError: storage failed.
+        """
+        if self._samples is not None:
+            return None
+        raw = self._read_heads().raw
+        if not any(raw):
+            return None
+        if not all(raw):
+            raise PcrFormatError("records are of both versions", path=self._storage.shown)
+        index, groups, counts = self._sqlite_index(), self.table.groups, np.diff(self.starts)
+        found = []
+        for name, count in zip(self.table.names, counts.tolist(), strict=True):
+            sizes = index.image_sizes(name, groups)
+            if sizes is None or len(sizes) != count:
+                said = "none" if sizes is None else f"those of {len(sizes)}"
+                raise PcrFormatError(
+                    f"record has {count} images, but of their sizes {SQLITE_NAME} says {said}",
+                    path=self._path(name),
+                )
+            found.append(sizes)
+        return np.concatenate(found)
+
     def _kept_record(self, record: int, groups: int) -> RecordPrefix:
         with self._lock:
             kept = self._last
@@ -409,33 +442,8 @@ class PcrReader:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, self._arguments
+        root, options = self._arguments
+        return partial(PcrReader, **options), (root,)
 
     def __repr__(self) -> str:
         return f"PcrReader({self._storage.shown!r})"
-
-
-def _reopen(root: str | os.PathLike[str], options: dict[str, Any]) -> PcrReader:
-    return PcrReader(root, **options)
-
-
-class _Records(Sequence[RecordInfo]):
-    """The records of a reader, made when asked for."""
-
-    def __init__(self, reader: PcrReader) -> None:
-        self._reader = reader
-
-    def __len__(self) -> int:
-        return len(self._reader.table)
-
-    @overload
-    def __getitem__(self, index: int) -> RecordInfo: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[RecordInfo]: ...
-    def __getitem__(self, index: int | slice) -> RecordInfo | list[RecordInfo]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        starts, table = self._reader.starts, self._reader.table
-        samples = int(starts[place + 1] - starts[place])
-        return RecordInfo(table.names[place], samples, table.parts[place])

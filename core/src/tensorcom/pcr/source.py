@@ -12,6 +12,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tensorcom.errors import SourceError
 from tensorcom.images import keep_freed_memory, usable_cores
 from tensorcom.locks import ForkLock
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Generator, Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from tensorcom.pcr.record import RecordPrefix
@@ -79,6 +80,8 @@ class PcrSource:
 
     Attributes:
         reader: the set.
+        samples: int64 (N,), numbers of the samples of the batch that was handed out last.
+        threads, prefetch: as given; can be set, for the iterations that start later.
         skipped: samples that were skipped so far.
         bytes_read: bytes of records that were read so far, by this object in this process.
 
@@ -138,9 +141,10 @@ class PcrSource:
         moves = buffer if shuffle else 0
         self._split = Split(ranks, workers, batch_size, end, drop_last, moves)
         self._shuffle, self._seed = shuffle, seed
-        self._threads, self._prefetch = threads, prefetch
+        self.threads, self.prefetch = threads, prefetch
         self._skips, self._on_skip = on_error == "skip", on_skip
         self.skipped, self.bytes_read = 0, 0
+        self.samples: NDArray[np.int64] = np.zeros(0, np.int64)
         self._layout: int | None = None
         self._restart(Progress())
         self._forget_iterations()
@@ -206,20 +210,31 @@ class PcrSource:
         """Number of the epoch that is read, or of the next one between iterations."""
         return self._base.epoch
 
+    def epoch_order(self, epoch: int) -> NDArray[np.int64]:
+        """Return the samples of this reader in an epoch, int64 (n,): what batches are cut from."""
+        starts, seed = self.reader.starts, self._seed
+        dealt = deal_epoch(starts, self._split, seed=seed, epoch=epoch, shuffle=self._shuffle)
+        return dealt.order(self.shard[0], self.worker[0])
+
     def __len__(self) -> int:
         """Return the number of batches that this reader has in a whole epoch."""
         batches = self._split.batches(len(self.reader), self.shard[0])
         return self._split.turns(batches, self.worker[0])
 
-    def __repr__(self) -> str:
-        return f"PcrSource({self.reader.root!r}, shard={self.shard}, worker={self.worker})"
+    @property
+    def batches_left(self) -> int:
+        """Batches that the next iteration has: fewer than `len()` if it goes on from a state."""
+        if self._is_over():
+            return len(self)
+        start, dealt = self._deal()
+        return self._split.turns(dealt.batches(self.shard[0]), start.turn) - start.batches
 
-    # -- iterating -----------------------------------------------------------------------------
+    def _is_over(self) -> bool:
+        """Return whether the next iteration begins the next epoch."""
+        return self._start is not None and (self._has_moved or self._count >= self._batches)
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Start an epoch, or go on from a state that was loaded."""
-        if self._start is not None and (self._has_moved or self._count >= self._batches):
-            self._restart(Progress(self._base.epoch + 1))
+    def _deal(self) -> tuple[Start, Dealt]:
+        """Return where the next iteration starts, and the order of its epoch."""
         start = self._base.start(self._split, self.worker[0])
         dealt = deal_epoch(
             self.reader.starts,
@@ -229,6 +244,18 @@ class PcrSource:
             shuffle=self._shuffle,
             done=start.earlier,
         )
+        return start, dealt
+
+    def __repr__(self) -> str:
+        return f"PcrSource({self.reader.root!r}, shard={self.shard}, worker={self.worker})"
+
+    # -- iterating -----------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Start an epoch, or go on from a state that was loaded."""
+        if self._is_over():
+            self._restart(Progress(self._base.epoch + 1))
+        start, dealt = self._deal()
         self._start, self._count, self._has_moved = start, start.batches, False
         self._batches = self._split.turns(dealt.batches(self.shard[0]), start.turn)
         self._current = iteration = object()
@@ -253,8 +280,8 @@ class PcrSource:
         plan = Plan(
             batch_size=self._split.batch_size,
             decoder=self._decoder,
-            threads=self._threads or usable_cores(),
-            prefetch=self._prefetch,
+            threads=self.threads or usable_cores(),
+            prefetch=self.prefetch,
             skip=self._skip if self._skips else None,
         )
         with closing(load_batches(records, samples, plan, epoch=epoch)) as batches:
@@ -262,7 +289,8 @@ class PcrSource:
                 if self._current is iteration:
                     self._count, self._has_moved = number, True
                 if batch is not None:
-                    yield batch
+                    images, labels, self.samples = batch
+                    yield images, labels
         # One of several workers may end before the others, and must then stay at the end if its
         # state is loaded again; for it, the next epoch begins with the next iteration.
         if self._current is iteration and self._split.workers == 1:

@@ -28,7 +28,7 @@ _HTTP = ("http", "https")
 
 
 def open_storage(
-    root: str | os.PathLike[str],
+    root: str | os.PathLike[str] | Storage,
     *,
     cache: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
@@ -39,7 +39,8 @@ def open_storage(
     """Return the storage of a set; nothing is asked of it yet.
 
     Args:
-        root: directory of the set, or its URL: file, http, https, or any that fsspec knows.
+        root: directory of the set, or its URL: file, http, https, or any that fsspec knows; or
+            a storage, which is returned, and takes no options.
         cache: local directory that keeps what was read; None keeps nothing.
         cache_bytes: about how much the cache may hold, None for no limit.
         retries: attempts after the first that fails, each from the byte reached.
@@ -52,6 +53,10 @@ def open_storage(
         TypeError: an option that the storage does not take.
         ValueError: `retries`, `timeout_s` or `cache_bytes` is out of range.
     """
+    if not isinstance(root, (str, os.PathLike)):
+        if cache is not None or storage_options:
+            raise TypeError("cache and storage_options are not for a storage that is open already")
+        return root
     origin = _open_origin(os.fspath(root), RetryPolicy(retries, timeout_s), storage_options or {})
     if cache is None:
         return origin
