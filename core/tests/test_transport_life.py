@@ -16,7 +16,7 @@ from tensorcom.errors import (
     ClosedError,
     ReceiveTimeoutError,
 )
-from tensorcom.transport import Transport
+from tensorcom.transport import Transport, exits
 from tensorcom.transport.peers import PeerCount
 from tensorcom.zmq_url import parse_url
 
@@ -148,6 +148,26 @@ def test_close_ends_a_receive_and_a_send_in_other_threads(transport) -> None:
     assert [type(error) for error in caught] == [ClosedError, ClosedError]
 
 
+def test_the_end_of_the_process_ends_a_receive_in_a_daemon_thread(transport) -> None:
+    reader = transport("zpull://127.0.0.1:0")
+    reader.open()
+    errors = []
+
+    def wait() -> None:
+        try:
+            reader.receive(timeout_s=None, check=started.set)
+        except Exception as exc:
+            errors.append(exc)
+
+    started = threading.Event()
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    assert started.wait(LONG_S)
+    exits._close_all()
+    thread.join(LONG_S)
+    assert [type(error) for error in errors] == [ClosedError]
+
+
 def test_other_threads_get_a_word_in_while_one_receives(transport) -> None:
     reader = transport("zpull://127.0.0.1:0")
     reader.open()
@@ -255,6 +275,18 @@ def test_close_without_flush_does_not_wait(transport) -> None:
     sender = transport("zpush://127.0.0.1:1", linger_ms=10**9)
     send(sender, b"x")
     assert sender.close(flush=False) == 1
+
+
+@pytest.mark.parametrize("schemes", [("zpub", "zsub"), ("zrpush", "zrpull")])
+def test_a_reader_does_not_wait_for_a_server_that_is_gone(transport, schemes) -> None:
+    server = transport(f"{schemes[0]}://127.0.0.1:0")
+    reader = transport(address_of(server, schemes[1]), linger_ms=60_000)
+    reader.open()
+    assert server.wait_for_peers(1, LONG_S)
+    server.close()
+    start = time.monotonic()
+    assert reader.close() == 0
+    assert time.monotonic() - start < LONG_S
 
 
 def test_what_left_before_close_is_not_lost(pair) -> None:

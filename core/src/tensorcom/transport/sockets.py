@@ -221,6 +221,8 @@ class OpenSocket:
         left_ms = 0 if lost else max(int(1000 * (deadline - time.monotonic())), min(linger_ms, 100))
         if self._in_flight:  # end words that nobody is there to hear
             left_ms = min(left_ms, 100)
+        if not self.sends:  # what a subscriber has to say to a publisher that is gone
+            left_ms = 0
         if self._monitor is not None:
             self.socket.disable_monitor()
             self._monitor.close(0)

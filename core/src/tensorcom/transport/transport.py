@@ -9,6 +9,7 @@ import os
 import time
 import weakref
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -123,7 +124,7 @@ class Transport:
             self._finalizer.detach()
         self._finalizer = weakref.finalize(self, opened.close, EXIT_LINGER_MS)
         self._finalizer.atexit = False
-        close_at_exit(id(opened), opened.close)
+        close_at_exit(id(opened), partial(_close_at_exit, weakref.ref(self), opened))
         self._opened = opened
         return opened
 
@@ -371,6 +372,17 @@ class Transport:
                 return False
             time.sleep(0.01)
         return True
+
+
+def _close_at_exit(reference: weakref.ref[Transport], opened: OpenSocket, linger_ms: int) -> None:
+    """Close the socket of a transport, which a daemon thread may be using at this moment."""
+    transport = reference()
+    if transport is None:
+        opened.close(linger_ms)
+        return
+    transport._closed = True  # seen by that thread, which then lets go of the lock
+    with transport._lock:
+        opened.close(linger_ms)
 
 
 def _is_loopback(url: ZmqUrl) -> bool:
