@@ -1,0 +1,135 @@
+"""From what a pipeline makes to arrays of a framework.
+
+Owns how a pipeline is run, and run on after a batch that it could not make; knows no sources.
+DALI's own iterators do the conversion to torch and JAX. They are driven so that none of their
+counting takes part: they know no length, and no last batch policy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from tensorcom_dali.feed import describe
+from tensorcom_dali.imports import import_dali, import_framework
+
+FRAMEWORKS = ("numpy", "torch", "jax")
+
+
+class Delivery(Protocol):
+    """What runs a pipeline."""
+
+    def take(self) -> list[Any]:
+        """Return the next batch; StopIteration at the end, RuntimeError if DALI cannot make it."""
+        ...
+
+    def recover(self) -> None:
+        """Go on after such an error."""
+        ...
+
+    def reset(self) -> None:
+        """Go on after the end."""
+        ...
+
+    def checkpoint(self) -> bytes:
+        """Return the state of the pipeline's random generators after the last batch."""
+        ...
+
+
+def deliver(pipeline: Any, framework: str) -> Delivery:
+    """Return what runs a pipeline for a framework: "numpy", "torch" or "jax"."""
+    if framework == "numpy":
+        return _NumpyDelivery(pipeline)
+    return _PluginDelivery(pipeline, framework)
+
+
+class _NumpyDelivery:
+    """Copies of a pipeline's outputs, in main memory."""
+
+    def __init__(self, pipeline: Any) -> None:
+        self._pipeline = pipeline
+        pipeline.build()
+
+    def take(self) -> list[Any]:
+        return [_to_numpy(output) for output in self._pipeline.run()]
+
+    def recover(self) -> None:
+        """Do nothing: `run` starts a batch before it hands one out."""
+
+    def reset(self) -> None:
+        self._pipeline.reset()
+
+    def checkpoint(self) -> bytes:
+        return bytes(self._pipeline.checkpoint())
+
+
+def _to_numpy(output: Any) -> Any:
+    if hasattr(output, "as_cpu"):
+        output = output.as_cpu()
+    if output.is_dense_tensor():
+        return output.as_array()
+    return [np.array(output.at(place)) for place in range(len(output))]
+
+
+class _PluginDelivery:
+    """Outputs of a pipeline through DALI's iterator for a framework, with or without a copy."""
+
+    def __init__(self, pipeline: Any, framework: str) -> None:
+        plugin = import_framework(framework)
+        pipeline.build()
+        self._pipeline = pipeline
+        self._names = [str(number) for number in range(pipeline.num_outputs)]
+        self._iterator = plugin.DALIGenericIterator(
+            [pipeline], self._names, size=-1, auto_reset=False, prepare_first_batch=False
+        )
+
+    def take(self) -> list[Any]:
+        batch = next(self._iterator)
+        values = batch[0] if isinstance(batch, list) else batch  # one for each pipeline, in torch
+        return [values[name] for name in self._names]
+
+    def recover(self) -> None:
+        """Start the batch that the iterator did not, or it would end its epoch early."""
+        self._pipeline.enable_api_check(enable=False)
+        try:
+            self._pipeline.schedule_run()
+        finally:
+            self._pipeline.enable_api_check(enable=True)
+
+    def reset(self) -> None:
+        self._iterator.reset()
+
+    def checkpoint(self) -> bytes:
+        (checkpoint,) = self._iterator.checkpoints()
+        return bytes(checkpoint)
+
+
+def find_undecodable(jpegs: list[Any]) -> dict[int, str]:
+    """Return which images DALI's decoder refuses, each by itself, and what it says.
+
+    Args:
+        jpegs: uint8 (bytes,) each.
+    """
+    dali, fn = import_dali(), import_dali("nvidia.dali.fn")
+    waiting: list[Any] = []
+
+    def define() -> Any:
+        (images,) = fn.external_source(
+            source=lambda: ([waiting.pop()],), **describe([("uint8", 1, "")])
+        )
+        return fn.decoders.image(images, device="cpu")
+
+    pipeline = dali.pipeline_def(define)(
+        batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1
+    )
+    found = {}
+    for place, jpeg in enumerate(jpegs):
+        waiting.append(jpeg)
+        try:
+            pipeline.run()
+        except RuntimeError as exc:
+            lines = [line for line in str(exc).splitlines() if line]
+            reasons = [line for line in lines if "pipeline" not in line and "File " not in line]
+            found[place] = reasons[-1].strip() if reasons else lines[0]
+    return found

@@ -1,0 +1,70 @@
+"""DALI's dynamic mode: its operators called on a batch, without a pipeline.
+
+Owns one step, from the JPEG files of a batch to images. The mode is in `nvidia.dali.experimental`
+and may change with any version of DALI; pipelines are the stable way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tensorcom_dali.imports import import_dali
+from tensorcom_dali.pipelines import IMAGENET_MEAN, IMAGENET_STD
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def make_rng(seed: int) -> Any:
+    """Return a random generator of the dynamic mode; its `state` can be saved and set."""
+    return import_dali("nvidia.dali.experimental.dynamic").random.RNG(seed=seed)
+
+
+def transform_batch(
+    jpegs: Sequence[Any],
+    *,
+    rng: Any = None,
+    size: int = 224,
+    device: str = "cpu",
+    layout: str = "NCHW",
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+) -> Any:
+    """Decode the JPEG files of a batch, crop, resize and normalise them, now.
+
+    Args:
+        jpegs: uint8 (bytes,) each, as a PcrSource yields them, or bytes.
+        rng: of `make_rng`, for random crops that are mirrored half of the time; None cuts out the
+            centre in the usual way for evaluation.
+        size: side of the result in pixels.
+        device: "cpu", or "gpu" to decode there as far as DALI can, and do the rest.
+        layout: "NCHW" or "NHWC".
+        mean: of each channel, from 0 to 255.
+        std: of each channel.
+
+    Returns:
+        A batch of float32 images of DALI, with `.torch()`, `.cpu()` and others.
+    """
+    import numpy as np
+
+    ndd, types = import_dali("nvidia.dali.experimental.dynamic"), import_dali("nvidia.dali.types")
+    batch = ndd.as_batch([np.frombuffer(jpeg, np.uint8) for jpeg in jpegs])
+    decoder = "cpu" if device == "cpu" else "gpu"
+    images = ndd.decoders.image(
+        batch, device=decoder, output_type=types.RGB, adjust_orientation=False
+    )
+    finish: dict[str, Any] = {}
+    if rng is None:
+        images = ndd.resize(images, resize_shorter=float(round(size * 256 / 224)))
+        finish["crop"] = (size, size)
+    else:
+        images = ndd.random_resized_crop(images, size=[size, size], rng=rng)
+        finish["mirror"] = ndd.random.coin_flip(batch_size=len(jpegs), rng=rng)
+    return ndd.crop_mirror_normalize(
+        images,
+        dtype=types.FLOAT,
+        output_layout=layout[1:],
+        mean=list(mean),
+        std=list(std),
+        **finish,
+    )

@@ -1,0 +1,26 @@
+"""Which rank of a distributed job this process is.
+
+Owns where that is looked up; imports no framework.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def current_shard() -> tuple[int, int]:
+    """Return (rank, ranks): of torch.distributed if it is in use, else of RANK and WORLD_SIZE."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return 0, 1
+
+
+def current_gpu() -> int:
+    """Return the GPU of this process: LOCAL_RANK, as torchrun sets it, or 0."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
