@@ -22,7 +22,8 @@ nox.options.sessions = ["lint", "typecheck", "tests"]
 
 ROOT = Path(__file__).parent
 
-# Every distribution: its import package, the extras that its tests need, and what it comes with.
+# Every distribution: its import package, the extras that its tests need, what it comes with, and the
+# requirement files that its tests need besides.
 # Siblings have to come in the same pip command: PyPI's tensorcom 0.1.0 is another program.
 DISTS = {
     "core": {
@@ -30,12 +31,35 @@ DISTS = {
         "package": "tensorcom",
         "extras": "[images,shards,s3,fidelity]",
         "needs": [],
+        "requirements": [],
     },
     "torch": {
         "path": "adapters/torch",
         "package": "tensorcom_torch",
         "extras": "",
         "needs": ["core"],
+        "requirements": [],
+    },
+    "keras": {
+        "path": "adapters/keras",
+        "package": "tensorcom_keras",
+        "extras": "[tensorflow-cpu]",
+        "needs": ["core"],
+        "requirements": ["backends"],
+    },
+    "jax": {
+        "path": "adapters/jax",
+        "package": "tensorcom_jax",
+        "extras": "[grain]",
+        "needs": ["core"],
+        "requirements": ["train_jax"],
+    },
+    "dali": {
+        "path": "adapters/dali",
+        "package": "tensorcom_dali",
+        "extras": "[cuda13]",
+        "needs": ["core"],
+        "requirements": ["backends"],
     },
 }
 
@@ -105,9 +129,14 @@ def pytest(session: nox.Session, *paths: str, **env: str) -> None:
     session.run("python", "-m", "pytest", *paths, *session.posargs, env=env)
 
 
+def all_requirements() -> list[str]:
+    """Return the requirement files of all distributions' tests, each once."""
+    return sorted({name for dist in DISTS.values() for name in dist["requirements"]})
+
+
 def cross_tests(session: nox.Session, *paths: str) -> None:
     """Run tests that need every package and the original program."""
-    install(session, list(DISTS), "test")
+    install(session, list(DISTS), "test", *all_requirements())
     pytest(session, *paths, TENSORCOM_ORIGINAL_PYTHON=original_python(session))
 
 
@@ -122,7 +151,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """Check the types of every package."""
-    install(session, list(DISTS), "typecheck")
+    install(session, list(DISTS), "typecheck", *all_requirements())
     for dist in DISTS.values():
         session.run("mypy", "--strict", f"{dist['path']}/src")
 
@@ -145,7 +174,7 @@ def add_package_session(name: str) -> None:
     dist = DISTS[name]
 
     def run(session: nox.Session) -> None:
-        install(session, [*dist["needs"], name], "test")
+        install(session, [*dist["needs"], name], "test", *dist["requirements"])
         pytest(session, f"{dist['path']}/tests", *(CORE_TESTS if name == "core" else []))
 
     run.__doc__ = f"Run the tests of {dist['package']} alone."
@@ -195,7 +224,7 @@ def demo(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Run all benchmarks, or one: `nox -s bench -- NAME --its-own-options`."""
     require_system_packages(session)
-    install(session, list(DISTS), "bench")
+    install(session, list(DISTS), "bench", *all_requirements())
     scripts = sorted(path for path in Path("benchmarks").glob("*.py") if path.name[0] != "_")
     args = list(session.posargs)
     if args and args[0] in {script.stem for script in scripts}:
