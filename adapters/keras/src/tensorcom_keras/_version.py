@@ -1,0 +1,3 @@
+"""Version of this package; all packages share it."""
+
+__version__ = "0.2.0"
