@@ -22,8 +22,8 @@ nox.options.sessions = ["lint", "typecheck", "tests"]
 
 ROOT = Path(__file__).parent
 
-# Every distribution: its import package, the extras that its tests need, what it comes with, and the
-# requirement files of what else its tests need.
+# Every distribution: its import package, the extras that its tests need, what it comes with, and
+# the requirement files of what else its tests need.
 # Siblings have to come in the same pip command: PyPI's tensorcom 0.1.0 is another program.
 DISTS = {
     "core": {
