@@ -11,7 +11,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tensorcom.errors import ZmqUrlError
-from tensorcom.zmq_url import MAX_URLS, OPTIONS, SCHEMES, TRANSPORTS, expand_urls, parse_url
+from tensorcom.zmq_url import (
+    MAX_URLS,
+    OPTIONS,
+    SCHEMES,
+    TRANSPORTS,
+    expand_urls,
+    parse_url,
+    share_urls,
+)
 
 HEADS = [f"{s}{t}://" for s in SCHEMES for t in ("", "+tcp", "+ipc", "+inproc")]
 
@@ -225,6 +233,30 @@ def test_any_text_parses_to_what_it_says_or_is_refused(text) -> None:
     assert parse_url(str(url)) == url
     assert url.address.encode()
     assert url.topic is None or url.topic.encode()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "count", "shard", "ports", "split"),
+    [
+        ("zsub", 4, (0, 1), [0, 1, 2, 3], None),
+        ("zsub", 4, (1, 2), [1, 3], None),
+        ("zsub", 3, (2, 3), [2], None),
+        ("zsub", 2, (1, 3), [0, 1], (1, 3)),
+        ("zrsub", 2, (1, 3), [0, 1], None),
+        ("zrpull", 4, (1, 2), [0, 1, 2, 3], None),
+        ("zpull", 1, (1, 2), [0], None),
+    ],
+)
+def test_readers_share_publishers_or_their_messages(scheme, count, shard, ports, split) -> None:
+    urls = [parse_url(f"{scheme}://127.0.0.1:788{number}") for number in range(count)]
+    assert share_urls(urls, shard) == ([urls[number] for number in ports], split)
+
+
+@pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0)])
+@pytest.mark.parametrize("scheme", ["zsub", "zrpull"])
+def test_a_shard_is_a_number_and_the_count_over_it(shard, scheme) -> None:
+    with pytest.raises(ValueError, match=r"shard=.*, expected a number from 0 and the count over"):
+        share_urls([parse_url(f"{scheme}://127.0.0.1:7880")], shard)
 
 
 @settings(max_examples=300)

@@ -16,7 +16,7 @@ import braceexpand
 from tensorcom.errors import ZmqUrlError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 SCHEMES: Mapping[str, tuple[str, bool]] = {
     # scheme: (socket kind, binds)
@@ -235,6 +235,34 @@ def parse_url(url: str) -> ZmqUrl:
     else:
         _check_name(url, address, transport)
     return ZmqUrl(scheme, transport, address, topic, options)
+
+
+def share_urls(
+    urls: Sequence[ZmqUrl], shard: tuple[int, int]
+) -> tuple[list[ZmqUrl], tuple[int, int] | None]:
+    """Return what one of several readers of a stream opens.
+
+    Pulling readers share by nature, and one that binds has what comes to it. Of publishers, each
+    reader takes some, or a part of the messages of all where there are too few.
+
+    Args:
+        urls: of the stream, at least one.
+        shard: number and count of readers.
+
+    Returns:
+        The reader's URLs, and what `Connection` takes as `split`.
+
+    Raises:
+        ValueError: `shard` is not a number from 0 and the count over it.
+    """
+    reader, readers = shard
+    if not 0 <= reader < readers:
+        raise ValueError(f"shard={shard}, expected a number from 0 and the count over it")
+    if readers == 1 or urls[0].kind == "pull" or any(url.binds for url in urls):
+        return list(urls), None
+    if len(urls) >= readers:
+        return list(urls[reader::readers]), None
+    return list(urls), (reader, readers)
 
 
 def _unquote(url: str, text: str) -> str:
