@@ -227,7 +227,9 @@ def train(args: argparse.Namespace) -> list[float]:
         num_threads=args.threads,
     )
     torch.manual_seed(args.seed)
-    model: nn.Module = make_resnet18(len(source.class_names or ())).to(device)
+    # Sets of the original release do not name their classes.
+    classes = len(source.class_names or ()) or int(source.reader.labels.max()) + 1
+    model: nn.Module = make_resnet18(classes).to(device)
     if ranks > 1:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=1e-4)

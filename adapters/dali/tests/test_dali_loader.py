@@ -57,7 +57,8 @@ def loader(root):
     def make(pipeline=val_pipeline, where=root, source=None, **options) -> Loader:
         arguments = {"batch_size": 4, **(source or {})}
         if pipeline in (val_pipeline, train_pipeline):
-            options = {"size": 16, "dtype": "uint8", "layout": "NHWC", **options}
+            size = {} if arguments.get("decode") else {"size": 16}
+            options = {**size, "dtype": "uint8", "layout": "NHWC", **options}
         made.append(Loader(PcrSource(where, **arguments), pipeline, **options))
         return made[-1]
 

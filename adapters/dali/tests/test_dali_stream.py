@@ -235,7 +235,8 @@ def test_a_batch_of_another_form_is_an_error_after_those_before(second, text) ->
     first = [np.zeros((4, 2), "f4")]
     with (
         LoopbackServer([first, first, second]) as server,
-        Loader(StreamSource(server.url, timeout_s=WAIT_S), plain_pipeline) as loader,
+        StreamSource(server.url, timeout_s=WAIT_S, batch_size=4) as source,
+        Loader(source, plain_pipeline) as loader,
     ):
         batches = iter(loader)
         next(batches)
@@ -347,6 +348,8 @@ def test_it_pickles_and_closes() -> None:
         ({"prefetch": 0}, ValueError, "prefetch=0, expected 1 or more"),
         ({"layout": ("HWC", "CHW")}, ValueError, "layout="),
         ({"unknown": 1}, TypeError, "unknown"),
+        ({"raw": True}, TypeError, "raw: no option here, where arrays go to DALI"),
+        ({"shard": (3, 2)}, ValueError, r"shard=\(3, 2\), expected a number from 0"),
     ],
 )
 def test_wrong_arguments_are_errors_at_once(arguments, error, text) -> None:
@@ -358,10 +361,78 @@ def test_what_a_stream_has_not() -> None:
     source = StreamSource("zrpull://127.0.0.1:1")
     with pytest.raises(TypeError, match="length of this stream is unknown"):
         len(source)
-    with pytest.raises(TypeError, match="a stream has no state"):
-        Loader(source).state_dict()
+    loader = Loader(source)
+    text = "a stream has no scan groups, epochs or states"
+    for asked in (
+        loader.state_dict,
+        lambda: loader.load_state_dict({}),
+        lambda: loader.set_epoch(1),
+    ):
+        with pytest.raises(TypeError, match=text):
+            asked()
+    for name in ("scan_groups", "epoch"):
+        with pytest.raises(AttributeError, match=text):
+            getattr(loader, name)
+    with pytest.raises(AttributeError, match=text):
+        loader.scan_groups = 5
     with pytest.raises(ValueError, match="parallel=True is for a PcrSource"):
         source.parallel_source()
+
+
+SIZES = (2, 4, 1, 7, 3, 7, 9, 1, 12)
+
+
+@pytest.mark.parametrize("to", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("options", [{}, {"prefetch_queue_depth": 1}])
+@pytest.mark.parametrize("length", [None, 3])
+def test_a_loader_makes_room_for_larger_batches_and_loses_none(to, options, length) -> None:
+    sent = [batch(number, samples) for number, samples in enumerate(SIZES)]
+    with (
+        LoopbackServer(sent) as server,
+        StreamSource(server.url, timeout_s=WAIT_S, length=length) as source,
+        Loader(source, plain_pipeline, to=to, **options) as loader,
+    ):
+        iterations = [list(loader) for _ in range(3 if length else 1)]
+    found = [item for iteration in iterations for item in iteration]
+    assert [len(labels) for _, labels in found] == list(SIZES)
+    assert numbers(found) == list(range(len(SIZES)))
+    assert [len(iteration) for iteration in iterations] == ([3, 3, 3] if length else [9])
+
+
+def test_a_pipeline_of_a_given_size_is_not_made_larger() -> None:
+    with (
+        LoopbackServer([batch(0, 2), batch(1, 5), batch(2, 4)]) as server,
+        Loader(StreamSource(server.url, timeout_s=WAIT_S), plain_pipeline, batch_size=4) as loader,
+    ):
+        batches = iter(loader)
+        assert len(next(batches)[1]) == 2
+        with pytest.raises(SourceError, match="batch of 5 samples, but the pipeline has batch_siz"):
+            next(batches)
+        assert numbers(loader) == [2]
+
+
+def test_a_pipeline_that_says_its_own_size_is_an_error_where_it_is_too_small() -> None:
+    @pipeline_def(batch_size=4, num_threads=1, device_id=None)
+    def define(source):
+        return tuple(external_source(source))
+
+    with (
+        LoopbackServer([batch(0, 4), batch(1, 5)]) as server,
+        Loader(StreamSource(server.url, timeout_s=WAIT_S), define) as loader,
+    ):
+        batches = iter(loader)
+        assert len(next(batches)[1]) == 4
+        with pytest.raises(SourceError, match="source has batch_size=5, but the pipeline 4: give"):
+            next(batches)
+
+
+def test_options_about_decoding_are_not_passed_over() -> None:
+    with (
+        LoopbackServer([batch(0)]) as server,
+        Loader(StreamSource(server.url, timeout_s=WAIT_S), train_pipeline, size=64) as loader,
+        pytest.raises(ValueError, match=r"size: about decoding and cropping, but StreamSource\("),
+    ):
+        next(iter(loader))
 
 
 def test_operators_see_images() -> None:

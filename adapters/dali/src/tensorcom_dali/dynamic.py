@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensorcom_dali.imports import import_dali
-from tensorcom_dali.pipelines import IMAGENET_MEAN, IMAGENET_STD
+import numpy as np
+
+from tensorcom.converters import check_layout
+from tensorcom_dali.imports import check_gpu, import_dali
+from tensorcom_dali.pipelines import IMAGENET_MEAN, IMAGENET_STD, check_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,14 +47,21 @@ def transform_batch(
 
     Returns:
         A batch of float32 images of DALI, with `.torch()`, `.cpu()` and others.
-    """
-    import numpy as np
 
+    Raises:
+        MissingDependencyError: DALI is not installed, or there is no GPU for `device="gpu"`.
+        ValueError: an argument is out of range.
+    """
+    check_size(size)
+    check_layout(("NHWC", layout))
+    if device not in ("cpu", "gpu"):
+        raise ValueError(f"device={device!r}, expected 'cpu' or 'gpu'")
+    if device == "gpu":
+        check_gpu()
     ndd, types = import_dali("nvidia.dali.experimental.dynamic"), import_dali("nvidia.dali.types")
     batch = ndd.as_batch([np.frombuffer(jpeg, np.uint8) for jpeg in jpegs])
-    decoder = "cpu" if device == "cpu" else "gpu"
     images = ndd.decoders.image(
-        batch, device=decoder, output_type=types.RGB, adjust_orientation=False
+        batch, device=device, output_type=types.RGB, adjust_orientation=False
     )
     finish: dict[str, Any] = {}
     if rng is None:

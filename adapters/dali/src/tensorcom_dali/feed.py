@@ -25,6 +25,7 @@ FORKED = (
     "this iteration was begun in another process, whose threads a forked one has not: begin it "
     "here, or start processes by spawn"
 )
+ENDED_EARLY = "the source was closed, or was given a state, before this iteration ended"
 _MORE_KEPT = 2  # batches than a pipeline is told to have under way
 
 
@@ -89,6 +90,11 @@ class Source(ABC):
     def arguments(self) -> dict[str, Any]:
         """What `fn.external_source` has to be told beside `source`."""
         return {"cycle": "raise", **describe(self.outputs)}
+
+    def grow(self, samples: int) -> bool:
+        """Let batches have so many samples; return whether they may."""
+        del samples
+        return False
 
     def claim(self, batches: Batches) -> None:
         """Let an iteration be the one that takes batches.
@@ -176,6 +182,7 @@ class Feed:
     Args:
         source: where batches come from.
         holds: keep errors, and the batches that are under way, for a loader.
+        grows: a larger pipeline can be had for a batch that is larger than the ones before it.
 
     Attributes:
         under_way: batches that the pipeline took and the loader did not get yet, in order.
@@ -187,7 +194,7 @@ class Feed:
         max_batch_size: of the pipeline, None before it is defined.
     """
 
-    def __init__(self, source: Source, *, holds: bool = False) -> None:
+    def __init__(self, source: Source, *, holds: bool = False, grows: bool = False) -> None:
         self.source = source
         self.under_way: deque[Batch] = deque(maxlen=None if holds else 0)
         self.taken = 0
@@ -195,7 +202,8 @@ class Feed:
         self.error: Exception | None = None
         self.has_ended = False
         self.max_batch_size: int | None = None
-        self.holds, self._stops = holds, False
+        self.holds, self._grows, self._stops = holds, grows, False
+        self._waiting: Batch | None = None
         self._batches: Batches | None = None
 
     def __call__(self, iteration: int) -> tuple[Any, ...]:
@@ -208,28 +216,42 @@ class Feed:
             self._batches = Batches(self.source, limit)
             self.has_ended = False
         try:
-            batch = self._batches.take()
-            self._check(batch)
+            batch = self._take(self._batches)
         except StopIteration:
             self._batches, self.has_ended = None, True
             raise
         except Exception as exc:
+            self._batches.end()
             self._batches = None
             if not self.holds:
                 raise
             self.error = exc
             raise StopIteration from exc
+        if batch is None:
+            raise StopIteration
         self.taken += 1
         self.under_way.append(batch)
         return batch.arrays
 
-    def _check(self, batch: Batch) -> None:
+    @property
+    def has_outgrown(self) -> bool:
+        """Whether a batch waits for a pipeline as large as the source says by now."""
+        return self._waiting is not None
+
+    def _take(self, batches: Batches) -> Batch | None:
+        """Return the next batch, None if it waits for a larger pipeline."""
+        waited, self._waiting = self._waiting, None
+        batch = batches.take() if waited is None else waited
         samples, most = len(batch.arrays[-1]), self.max_batch_size
-        if most is not None and samples > most:
-            raise SourceError(
-                f"batch of {samples} samples, but the pipeline has batch_size={most}: give the "
-                f"pipeline batch_size={samples} or more"
-            )
+        if most is None or samples <= most:
+            return batch
+        if self._grows and self.source.grow(samples):
+            self._waiting = batch
+            return None
+        raise SourceError(
+            f"batch of {samples} samples, but the pipeline has batch_size={most}: give the source "
+            f"or the pipeline batch_size={samples} or more"
+        )
 
     @property
     def batch_size(self) -> int:
@@ -311,14 +333,16 @@ def external_source(
         no_copy: let DALI work on the memory of the batches, which is never written to again.
         parallel: call the source in DALI's worker processes: `py_num_workers` of the pipeline, with
             `py_start_method="spawn"`. Epochs are counted by DALI then, and `scan_groups` is that of
-            this moment. A stream is read by one worker.
+            this moment. Not for streams.
         **options: further arguments of `fn.external_source`.
 
     Returns:
         A DataNode for each output: JPEG files or pixels, and labels.
 
     Raises:
-        SourceError: batches are larger than those of the pipeline, or `source` is none.
+        SourceError: batches are larger than those of the pipeline, or `source` is none, or it is
+            a loader's and `parallel` is asked for.
+        ValueError: `parallel` is asked for, and the source is a stream, or gives pixels.
         MissingDependencyError: DALI is not installed.
     """
     dali, fn = import_dali(), import_dali("nvidia.dali.fn")

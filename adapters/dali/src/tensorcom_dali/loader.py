@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ _NOT_READ = (
     "the pipeline does not read, batch by batch, the source that it was given: call "
     "external_source(source) in its definition, once"
 )
+_INHERITED: list[Delivery] = []  # pipelines of a process of which this one is a fork
 
 
 class Loader:
@@ -67,6 +69,8 @@ class Loader:
         MissingDependencyError: DALI, torch or JAX is not installed.
     """
 
+    _dropped: weakref.finalize[Any, Loader] | None = None
+
     def __init__(
         self,
         source: PcrSource | StreamSource,
@@ -86,30 +90,43 @@ class Loader:
 
     def _forget(self) -> None:
         """Let there be no pipeline."""
-        self._feed = Feed(self.source, holds=True)
+        self._feed = Feed(self.source, holds=True, grows="batch_size" not in self._options)
+        # A pipeline may outlive a loader that is dropped, and must not keep the source to itself.
+        if self._dropped is not None:
+            self._dropped.detach()
+        self._dropped = weakref.finalize(self, self._feed.abandon)
+        self._dropped.atexit = False
         self._delivery: Delivery | None = None
         self._needs_reset = False  # the pipeline has told its end
         self.is_over = True  # there is no batch to be had before a new iteration begins
         self._count = 0  # of batches that left the pipeline
         self._pid = os.getpid()
-        self._current: object = None
+        self._current: object = None  # what stands for the iteration that takes batches
 
     # -- what it is ----------------------------------------------------------------------------
 
     @property
     def scan_groups(self) -> int | None:
         """Groups that are read of each record; see `PcrSource` for when a change shows."""
-        value: int | None = self.source.scan_groups
+        value: int | None = self._records("scan_groups", AttributeError).scan_groups
         return value
 
     @scan_groups.setter
     def scan_groups(self, value: int | None) -> None:
-        self.source.scan_groups = value
+        self._records("scan_groups", AttributeError).scan_groups = value
+
+    def _records(self, name: str, error: type[Exception] = TypeError) -> PcrSource:
+        """Return the source, which has to be one of records for what is asked of it."""
+        if self.source.is_stream:
+            raise error(f"{name}: a stream has no scan groups, epochs or states")
+        source: PcrSource = self.source
+        return source
 
     @property
     def epoch(self) -> int:
         """Number of the epoch that is read, or of the next one between epochs."""
-        return int(self.source.epoch if self._state is None else self._state["epoch"])
+        source = self._records("epoch", AttributeError)
+        return int(source.epoch if self._state is None else self._state["epoch"])
 
     def __len__(self) -> int:
         """Return the batches of an iteration."""
@@ -168,13 +185,13 @@ class Loader:
     def take(self, iteration: object) -> list[Any]:
         """Return the next batch of an iteration; StopIteration at its end."""
         self._check_process()
-        if self._current is not iteration:
-            raise SourceError("another iteration of this loader has begun: this one is over")
+        self._check_current(iteration)
         while True:
             delivery = self._opened()
             try:
                 values = delivery.take()
             except StopIteration:
+                self._check_current(iteration)
                 self._needs_reset = True
                 self._check_end()
                 continue
@@ -183,10 +200,17 @@ class Loader:
                 if mended is None:
                     continue
                 return mended
+            self._check_current(iteration)  # which another thread may have ended
             if not self._feed.under_way:
                 raise SourceError(_NOT_READ)
             self._note(self._feed.under_way.popleft())
             return values
+
+    def _check_current(self, iteration: object) -> None:
+        if self._current is not iteration:
+            raise SourceError(
+                "another iteration of this loader has begun, or it was closed: this one is over"
+            )
 
     def _opened(self) -> Delivery:
         """Return what runs the pipeline, ready to run on."""
@@ -205,6 +229,9 @@ class Loader:
     def _check_end(self) -> None:
         """Raise what ended the pipeline; return if it only was told to stop for a while."""
         feed = self._feed
+        if feed.has_outgrown:
+            self._delivery, self._needs_reset = None, False  # the next one is larger
+            return
         error, feed.error = feed.error, None
         self.is_over = error is not None or feed.has_ended
         if error is not None:
@@ -217,7 +244,8 @@ class Loader:
 
     def _open(self) -> Delivery:
         """Build the pipeline. A stream is asked for its first message, which says what it holds."""
-        if self.source.is_stream and self.source.first() is None:
+        waits = self.source.is_stream and not self._feed.has_outgrown
+        if waits and self.source.first() is None:
             self.is_over = True
             raise StopIteration
         options = dict(self._options)
@@ -226,9 +254,12 @@ class Loader:
             checkpoint = self._checkpoint_of(self._loaded)
             if checkpoint is not None:
                 options["checkpoint"] = checkpoint
-        return self._build(self._feed, options)
+        delivery = self._build(self._feed, options)
+        self._loaded = None
+        return delivery
 
     def _build(self, feed: Feed, options: dict[str, Any]) -> Delivery:
+        feed.max_batch_size = None
         pipeline = self._make(feed, **options)
         if feed.max_batch_size is None:
             pipeline.build()
@@ -273,7 +304,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be epoch `epoch`, unless it goes on from a state of that epoch."""
-        self.source.set_epoch(epoch)
+        self._records("set_epoch").set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was handed out: core's state, and DALI's generators with `checkpoints`.
@@ -283,9 +314,8 @@ class Loader:
         Raises:
             TypeError: the source is a stream.
         """
-        if self.source.is_stream:
-            raise TypeError("a stream has no state: how far it was read, its servers know")
-        state = dict(self.source.next_state() if self._state is None else self._state)
+        source = self._records("state_dict")
+        state = dict(source.next_state() if self._state is None else self._state)
         if not self._checkpoints:
             return state
         if self._delivery is not None:
@@ -313,9 +343,12 @@ class Loader:
         otherwise they begin anew.
 
         Raises:
+            TypeError: the source is a stream.
             ValueError: it is no state, or one of another set or order.
         """
-        self.source.load_state_dict({n: v for n, v in state.items() if n != _BLOB})
+        self._records("load_state_dict").load_state_dict(
+            {n: v for n, v in state.items() if n != _BLOB}
+        )
         self._drop_pipeline()
         self._loaded, self._state = dict(state), None
 
@@ -323,6 +356,8 @@ class Loader:
 
     def _drop_pipeline(self) -> None:
         """Let the next iteration build the pipeline anew."""
+        if self._delivery is not None and self._pid != os.getpid():
+            _INHERITED.append(self._delivery)  # to end it would wait for its threads, or crash
         self._feed.abandon()
         self._forget()
 
@@ -353,6 +388,7 @@ class _Iteration:
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
+        self._turn = object()  # stands for it in the loader, which need not refer to it
         self._left: int | None = loader.source.length
         self._has_begun = self._is_done = False
 
@@ -363,10 +399,10 @@ class _Iteration:
         if self._is_done or self._left == 0:
             raise StopIteration
         if not self._has_begun:
-            self._loader.begin(self)
+            self._loader.begin(self._turn)
             self._has_begun = True
         try:
-            values = self._loader.take(self)
+            values = self._loader.take(self._turn)
         except BaseException:
             self._is_done = self._loader.is_over
             raise

@@ -6,6 +6,7 @@ from or who takes them.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +62,15 @@ def train_images(
 
     Returns:
         DataNode of images.
+
+    Raises:
+        ValueError: an argument is out of range, which DALI takes for something else.
     """
+    check_size(size)
+    _check_range("scale", scale, most=1)
+    _check_range("ratio", ratio)
+    if not 0 <= mirror <= 1:
+        raise ValueError(f"mirror={mirror}, expected a probability from 0 to 1")
     fn, types = import_dali("nvidia.dali.fn"), import_dali("nvidia.dali.types")
     images = fn.decoders.image_random_crop(
         jpegs,
@@ -95,6 +104,7 @@ def val_images(
 
     For 224 the shorter side becomes 256 pixels long. Arguments are those of `train_images`.
     """
+    check_size(size)
     fn, types = import_dali("nvidia.dali.fn"), import_dali("nvidia.dali.types")
     images = fn.decoders.image(
         jpegs,
@@ -152,6 +162,18 @@ def finish_images(
     )
 
 
+def check_size(size: int) -> None:
+    """Check the side of images: DALI leaves them as they are for 0, and mirrors them below."""
+    if not isinstance(size, (int, np.integer)) or size < 1:
+        raise ValueError(f"size={size}, expected a number of pixels, at least 1")
+
+
+def _check_range(name: str, value: Sequence[float], *, most: float = float("inf")) -> None:
+    if len(value) != 2 or not 0 < value[0] <= value[1] <= most:
+        limit = "" if most == float("inf") else f" and at most {most:g}"
+        raise ValueError(f"{name}={value}, expected (least, largest), above 0{limit}")
+
+
 def _decoder(device: str, decode_device: str | None) -> str:
     if device not in ("cpu", "gpu"):
         raise ValueError(f"device={device!r}, expected 'cpu' or 'gpu'")
@@ -173,15 +195,16 @@ def train_pipeline(source: Source | Feed, **options: Any) -> Any:
     """Return a pipeline that trains: random crops, mirrored half of the time, normalised.
 
     Pixels that a source gives (a stream's, or those of `PcrSource(decode=True)`) are taken as
-    augmented, and only normalised.
+    augmented, and only normalised: of the options below they have `device`, `layout`, `dtype`,
+    `mean` and `std`.
 
     Args:
         source: a PcrSource or StreamSource.
         **options: `device`, `size`, `layout`, `dtype` and the others of `train_images`; `workers`,
             how many processes of DALI make batches instead of the source's thread (0); and the
             arguments of a pipeline: `num_threads` (the cores of this process), `device_id`
-            (LOCAL_RANK, or 0, on a GPU), `seed` (made of the source's seed and rank),
-            `prefetch_queue_depth`, `checkpoint` and others.
+            (LOCAL_RANK, or 0, on a GPU), `seed` (made of the source's seed, its rank and the epoch
+            that comes first), `prefetch_queue_depth`, `checkpoint` and others.
 
     Returns:
         A `nvidia.dali.Pipeline` of images and labels, on the device. The same seed gives the same
@@ -189,8 +212,10 @@ def train_pipeline(source: Source | Feed, **options: Any) -> Any:
 
     Raises:
         SourceError: `source` is none.
-        MissingDependencyError: DALI is not installed, or there is no GPU for `device="gpu"`.
-        ValueError: an option is out of range.
+        MissingDependencyError: DALI is not installed, or there is no GPU for `device="gpu"` or
+            `device_id`.
+        TypeError: there is no such option.
+        ValueError: an option is out of range, or about decoding where the source gives pixels.
     """
     return _make_pipeline(source, train_images, options)
 
@@ -218,7 +243,7 @@ def plain_pipeline(source: Source | Feed, *, layout: str | None = None, **option
             first = import_dali("nvidia.dali.fn").transpose(first, perm=[2, 0, 1])
         return (first, *rest)
 
-    return _define(source, define, {"num_threads": 1, **options})
+    return _define(source, define, {"num_threads": 1, **options}, takes=("layout",))
 
 
 _STEPS = ("size", "decode_device", "antialias")
@@ -233,8 +258,12 @@ def _make_pipeline(source: Source | Feed, step: Any, options: dict[str, Any]) ->
     workers = options.pop("workers", 0)
     known = (*_STEPS, *(_TRAINING if step is train_images else ()), *_FINISH)
     given = {name: options.pop(name) for name in known if name in options}
-    if not feed.source.is_encoded:
-        given = {name: value for name, value in given.items() if name in _FINISH}
+    idle = sorted(given.keys() - set(_FINISH))
+    if idle and not feed.source.is_encoded:
+        raise ValueError(
+            f"{', '.join(idle)}: about decoding and cropping, but {feed.source!r} gives pixels, "
+            "which are only normalised: leave it out, or say it where they are made"
+        )
 
     def define() -> tuple[Any, ...]:
         first, *rest = external_source(feed, parallel=bool(workers))
@@ -249,11 +278,22 @@ def _make_pipeline(source: Source | Feed, step: Any, options: dict[str, Any]) ->
         options.setdefault("device_id", current_gpu())
     if workers:
         options = {"py_num_workers": workers, "py_start_method": "spawn", **options}
-    return _define(source, define, options)
+    return _define(source, define, options, takes=("device", *known, "workers"))
 
 
-def _define(source: Source | Feed, define: Any, options: dict[str, Any]) -> Any:
-    feed = as_feed(source)
+def _define(
+    source: Source | Feed, define: Any, options: dict[str, Any], *, takes: Sequence[str]
+) -> Any:
+    feed, dali = as_feed(source), import_dali()
+    known = inspect.signature(dali.Pipeline.__init__).parameters
+    strange = [name for name in options if name not in known]
+    if strange:
+        raise TypeError(
+            f"{', '.join(strange)}: no option of this pipeline, which has {', '.join(takes)}, and "
+            "those of nvidia.dali.Pipeline"
+        )
+    if options.get("device_id") is not None:
+        check_gpu()
     arguments = {
         "batch_size": feed.source.batch_size,
         "num_threads": usable_cores(),
@@ -261,10 +301,13 @@ def _define(source: Source | Feed, define: Any, options: dict[str, Any]) -> Any:
         "seed": _seed_of(feed.source),
         **options,
     }
-    return import_dali().pipeline_def(define)(**arguments)
+    return dali.pipeline_def(define)(**arguments)
 
 
 def _seed_of(source: Source) -> int:
-    """Return a seed that differs between ranks."""
-    seed, (rank, _) = getattr(source, "seed", 0), getattr(source, "shard", (0, 1))
-    return int(np.random.SeedSequence([seed, rank]).generate_state(1)[0] >> 1)
+    """Return a seed that differs between ranks, and after a new start in a later epoch."""
+    parts = (0, 0, 0)
+    if not source.is_stream:
+        records: Any = source
+        parts = (records.seed, records.shard[0], records.next_state()["epoch"])
+    return int(np.random.SeedSequence(parts).generate_state(1)[0] >> 1)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from tensorcom import SourceError
+from tensorcom import ClosedError, SourceError
 from tensorcom.pcr import PcrReader
 from tensorcom.pcr import PcrSource as CoreSource
 from tensorcom_dali.ahead import Ahead
-from tensorcom_dali.feed import FORKED, Batch, Source
+from tensorcom_dali.feed import ENDED_EARLY, FORKED, Batch, Source
 from tensorcom_dali.images import Damage, Run
 from tensorcom_dali.parallel import RecordBatches
 from tensorcom_dali.ranks import current_shard
@@ -65,6 +65,7 @@ class PcrSource(Source):
     Raises:
         PcrError: the set, a record or an image is damaged, or storage failed.
         SourceError: there are no samples, or too few; or two pipelines read this source.
+        ClosedError: it was closed while a pipeline read it.
         ValueError: an argument is out of range.
 
     Pickles: the copy begins with what the next iteration here would be.
@@ -234,14 +235,21 @@ class PcrSource(Source):
             core.set_epoch(self._next)
 
     def pop(self) -> Batch:
-        """Return the next batch of the epoch; StopIteration at its end."""
+        """Return the next batch of the epoch; StopIteration at its end.
+
+        Raises:
+            ClosedError: the source was closed meanwhile.
+        """
         if self._pid != os.getpid():
             raise SourceError(FORKED)
-        if self._ahead is None:
-            raise StopIteration
+        ahead = self._ahead
+        if ahead is None:
+            raise ClosedError(ENDED_EARLY)
         try:
-            batch = self._ahead.pop()
+            batch = ahead.pop()
         except StopIteration:
+            if ahead is not self._ahead:
+                raise ClosedError(ENDED_EARLY) from None
             self._end()
             self._position = None
             raise
@@ -254,10 +262,10 @@ class PcrSource(Source):
         if self._pid != os.getpid():
             self._forget()
         elif ahead is not None and run is not None:
+            self._ahead = self._run = None  # first, for a pipeline that waits in another thread
             ahead.close()
             self._bytes_read += run.core.bytes_read
             self._skipped += run.core.skipped
-            self._ahead = self._run = None
 
     def parallel_source(self) -> dict[str, Any]:
         """Return what DALI's workers call: any batch of any epoch, by its number."""

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorcom import Connection, ReceiveTimeoutError, SourceError, ZmqUrlError
-from tensorcom.converters import check_layout
+from tensorcom import ClosedError, Connection, ReceiveTimeoutError, SourceError, ZmqUrlError
+from tensorcom.converters import as_list, check_layout, convert_layout, transform_with
 from tensorcom.progress import Ends, Progress
-from tensorcom.zmq_url import expand_urls, parse_url
+from tensorcom.zmq_url import expand_urls, parse_url, share_urls
 from tensorcom_dali.ahead import Ahead
-from tensorcom_dali.feed import FORKED, Batch, Source
+from tensorcom_dali.feed import ENDED_EARLY, FORKED, Batch, Source
 from tensorcom_dali.ranks import current_shard
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    Transforms = Sequence[Callable[[Any], Any] | None]
+
+_NOT_OF_DALI = ("converters", "device", "epoch", "raw")  # options of Connection
 _HELD = {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
 _HELD |= {"float16", "float32", "float64", "bool"}
 
@@ -45,15 +48,18 @@ class StreamSource(Source):
             stream, and has no length.
         layout: (sent, wanted) layout of the first array, such as ("NHWC", "NHWC"), which also tells
             DALI what its axes are; None leaves it, and DALI takes images for HWC.
-        batch_size: most samples of a message; None takes the number in the first one.
+        batch_size: most samples of a message; None takes the number in the first one, and a
+            `Loader` builds its pipeline anew for a message with more.
         timeout_s: seconds to wait for a message; None waits for ever.
         on_bad_message: "raise" MessageError on a message that is none of ours, or "skip" it.
-        batch_transforms: functions applied to the numpy arrays first, by position.
+        batch_transforms: functions applied to the numpy arrays first, by position; what they return
+            is copied.
         prefetch: messages that are received before they are asked for.
         shard: (rank, ranks) of this process in its job, for publishers, of which each rank takes
             its part; None takes them from torch.distributed if it is in use, else from the
             variables RANK and WORLD_SIZE, else (0, 1).
-        **options: further options of `Connection`.
+        **options: further options of `Connection`: infos, total, report and fields of
+            SocketOptions.
 
     Yields:
         The arrays of a message, in memory of their own that is never written to again.
@@ -63,6 +69,7 @@ class StreamSource(Source):
         ReceiveTimeoutError: no message came in time.
         MessageError: a message is none of ours and `on_bad_message` is "raise".
         SourceError: a message is one that DALI cannot hold.
+        ClosedError: it was closed while a pipeline read it.
 
     Pickles: the copy opens sockets of its own.
     """
@@ -79,7 +86,7 @@ class StreamSource(Source):
         batch_size: int | None = None,
         timeout_s: float | None = 60.0,
         on_bad_message: str = "raise",
-        batch_transforms: Sequence[Callable[[Any], Any] | None] | None = None,
+        batch_transforms: Callable[[Any], Any] | Transforms | None = None,
         prefetch: int = 2,
         shard: tuple[int, int] | None = None,
         **options: Any,
@@ -99,11 +106,10 @@ class StreamSource(Source):
         self.length = length
         self._layout, self._given_size = layout, batch_size
         self._prefetch, self._shard = prefetch, shard
+        self._transforms = as_list(batch_transforms)
         self._config: dict[str, Any] = {
-            "layout": layout,
             "timeout_s": timeout_s,
             "on_bad_message": on_bad_message,
-            "batch_transforms": batch_transforms,
             **options,
         }
         self._forget()
@@ -120,13 +126,10 @@ class StreamSource(Source):
 
     def _make_connection(self) -> Connection:
         """Return a connection that opens at first use."""
-        urls, split = self._urls, None
-        rank, ranks = self._shard or current_shard()
-        if ranks > 1 and urls[0].kind != "pull" and not any(url.binds for url in urls):
-            if len(urls) >= ranks:
-                urls = urls[rank::ranks]
-            else:
-                split = (rank, ranks)
+        refused = [name for name in _NOT_OF_DALI if name in self._config]
+        if refused:
+            raise TypeError(f"{', '.join(refused)}: no option here, where arrays go to DALI")
+        urls, split = share_urls(self._urls, self._shard or current_shard())
         texts = [str(url) for url in urls]
         return Connection(texts, noexpand=True, split=split, lazy=True, **self._config)
 
@@ -159,6 +162,12 @@ class StreamSource(Source):
         assert self._batch_size is not None
         return self._batch_size
 
+    def grow(self, samples: int) -> bool:
+        """Let batches have so many samples, unless a `batch_size` was given."""
+        if self._given_size is None:
+            self._batch_size = samples
+        return self._given_size is None
+
     @property
     def outputs(self) -> list[tuple[str, int, str]]:
         """Of each array the dtype, axes and DALI layout of a sample; waits for a first message."""
@@ -190,15 +199,26 @@ class StreamSource(Source):
         servers = self._connection.servers
         self._ends = Ends(servers) if self._ends is None else self._ends.current()
         receiving = _Receiving(self._connection, self._ends)
+        receiving.steps = self._transforms, self._layout
         self._ahead = Ahead(receiving.batches, depth=self._prefetch, name="tensorcom-dali")
 
     def pop(self) -> Batch:
-        """Return the next batch; StopIteration at the end of the stream."""
+        """Return the next batch; StopIteration at the end of the stream.
+
+        Raises:
+            ClosedError: the source was closed meanwhile.
+        """
         if self._pid != os.getpid():
             raise SourceError(FORKED)
-        if self._ahead is None:
-            raise StopIteration
-        batch = self._ahead.pop()
+        ahead = self._ahead
+        if ahead is None:
+            raise ClosedError(ENDED_EARLY)
+        try:
+            batch = ahead.pop()
+        except StopIteration:
+            if ahead is not self._ahead:
+                raise ClosedError(ENDED_EARLY) from None
+            raise
         form = _form_of(batch.arrays)
         if self._form is None:
             self._form = form
@@ -220,12 +240,13 @@ class StreamSource(Source):
 
     def close(self) -> None:
         """Close the socket, and drop what was received ahead; iterating again opens a new one."""
-        if self._pid == os.getpid():
-            if self._ahead is not None:
-                self._ahead.close()
-            if self._connection is not None:
-                self._connection.close()
-        self._forget()
+        ahead, connection, is_here = self._ahead, self._connection, self._pid == os.getpid()
+        self._forget()  # first, for a pipeline that waits in another thread
+        if is_here:
+            if ahead is not None:
+                ahead.close()
+            if connection is not None:
+                connection.close()
 
     def __enter__(self) -> StreamSource:
         return self
@@ -251,6 +272,7 @@ class _Receiving(Progress):
         super().__init__(None, ends=ends)
         self._connection = connection
         self._stopping: Callable[[], bool] = lambda: False
+        self.steps: tuple[Transforms, tuple[str, str] | None] = [], None
 
     @property
     def complete(self) -> bool:
@@ -267,7 +289,19 @@ class _Receiving(Progress):
         iterator: Any = self._connection.items(progress=self)
         with closing(iterator) as messages:
             for arrays in messages:
-                yield Batch(tuple(_checked(arrays)))
+                yield Batch(tuple(_checked(self._prepared(arrays))))
+
+    def _prepared(self, received: list[Any]) -> list[Any]:
+        """Return the arrays of a message after transforms, in memory that nobody else writes to."""
+        transforms, layout = self.steps
+        arrays = [
+            # A function may use the memory of what it returned again, when this one still waits.
+            array if array is own else np.array(array)
+            for array, own in zip(transform_with(received, transforms), received, strict=True)
+        ]
+        if arrays and layout is not None:
+            arrays[0] = convert_layout(arrays[0], layout)
+        return arrays
 
 
 def _checked(arrays: list[Any]) -> list[NDArray[Any]]:
