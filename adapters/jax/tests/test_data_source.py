@@ -17,6 +17,7 @@ from tensorcom import ImageError, PcrError
 from tensorcom.pcr import PcrReader, PcrSource
 from tensorcom.testing.http_ranges import RangeServer
 from tensorcom_jax import PcrDataSource
+from tensorcom_jax.data_source import _RecordCache
 
 
 @pytest.fixture(scope="module")
@@ -227,3 +228,14 @@ def test_damage_names_record_and_image(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(PcrError, match=r"PCR_1\.pcr"):
         source[6]
+
+
+def test_a_record_that_two_threads_read_counts_once() -> None:
+    cache = _RecordCache(10)
+    record: Any = object()
+    for _ in range(3):  # it was dropped while others waited for it, so that they read it again
+        cache._keep((0, 1), record, 6)
+    cache._keep((1, 1), record, 4)
+    assert [cache._touch((number, 1)) for number in range(2)] == [record, record]
+    cache._keep((2, 1), record, 10)
+    assert [cache._touch((number, 1)) for number in range(3)] == [None, None, record]

@@ -22,8 +22,10 @@ from jax_helpers import (
     WAIT_S,
     error_of,
     flat,
+    gray_of,
     noise_jpeg,
     own_threads,
+    run_script,
     samples_of,
     wait_for,
     write_records,
@@ -31,6 +33,7 @@ from jax_helpers import (
 from numpy.typing import NDArray
 
 from tensorcom import ClosedError
+from tensorcom.buffers import BufferPool
 from tensorcom.pcr import PcrSource
 from tensorcom_jax import DeviceRecords, from_records, pcr_iterator
 
@@ -121,6 +124,49 @@ def test_files_stay_bytes(root: Path) -> None:
         files, labels = next(iter(records))
     assert all(file.startswith(b"\xff\xd8") and type(file) is bytes for file in files)
     assert isinstance(labels, jax.Array)
+
+
+def test_what_a_transform_returned_it_may_change_later(root: Path) -> None:
+    kept: list[NDArray[np.uint8]] = []
+
+    def whole(image: NDArray[np.uint8], _: Any) -> NDArray[np.uint8]:
+        own = BufferPool().take(image.nbytes)  # at an address that a device would use as it is
+        kept.append(np.ndarray(image.shape, np.uint8, own))
+        kept[-1][:] = image
+        return kept[-1]
+
+    with opened(root, size=None, augment=None, transform=whole) as records:
+        images, labels = next(iter(records))
+        for array in kept:
+            array[:] = 255
+        means = [int(image.mean()) for image in images]
+        assert means == pytest.approx([gray_of(label) for label in labels.tolist()], abs=3)
+
+
+SPLIT = """
+import sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tensorcom_jax import pcr_iterator
+
+split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+options = {"decode": False, "sharding": split, "drop_last": True}
+try:
+    pcr_iterator(sys.argv[1], batch_size=3, **options)
+except ValueError as error:
+    print(error)
+for size in ({}, {"size": None, "augment": None}):
+    records = pcr_iterator(sys.argv[1], batch_size=4, **options, **size)
+    jpegs, labels = next(iter(records))
+    assert [jpeg[:2] for jpeg in jpegs] == [bytes([255, 216])] * 4
+    assert labels.sharding == split
+    records.close()
+"""
+
+
+def test_labels_alone_are_split_too(root: Path) -> None:
+    done = run_script(SPLIT, root, devices=2)
+    assert done.stdout.startswith("a batch of 3 samples cannot be split into 2 equal parts"), done
 
 
 def test_what_a_transform_returns_is_stacked_and_keeps_its_dtype(noise_root: Path) -> None:

@@ -265,11 +265,18 @@ def test_a_timeout_names_the_server_from_the_thread() -> None:
         ({"prefetch": 0}, "prefetch=0, expected 1 or more"),
         ({"layout": ("NHWC", "HWC")}, "layout="),
         ({"on_bad_message": "ignore"}, "on_bad_message='ignore'"),
+        ({"shard": (3, 2)}, r"shard=\(3, 2\), expected a number from 0"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         DeviceStream("zrpull://127.0.0.1:1", **arguments)
+
+
+@pytest.mark.parametrize("option", ["converters", "device", "epoch", "raw"])
+def test_options_that_would_give_no_arrays_of_jax_are_refused(option: str) -> None:
+    with pytest.raises(TypeError, match=f"{option}: no option here, where arrays go to JAX devi"):
+        DeviceStream("zrpull://127.0.0.1:1", **{option: 1})
 
 
 def test_a_url_that_sends() -> None:

@@ -248,8 +248,10 @@ class _RecordCache:
 
     def _keep(self, key: tuple[int, int], prefix: RecordPrefix, size_bytes: int) -> None:
         self._reading.pop(key, None)
+        # Two threads may have read it, where it was dropped again meanwhile.
+        _, known_bytes = self._held.pop(key, (None, 0))
         self._held[key] = prefix, size_bytes
-        self._held_bytes += size_bytes
+        self._held_bytes += size_bytes - known_bytes
         while self._held_bytes > self._max_bytes:
             _, (_, size) = self._held.popitem(last=False)
             self._held_bytes -= size

@@ -92,7 +92,7 @@ class StreamIterDataset(_Shared):
         if length is not None and length < 0:
             raise ValueError(f"length={length}, expected 0 or more")
         self._length, self._options = length, options
-        connect(self._urls, (0, 1), options)  # wrong arguments are errors here
+        connect(self._urls, shard or (0, 1), options)  # wrong arguments are errors here
 
     def __iter__(self) -> _StreamIterator:
         (rank, ranks), (worker, workers) = self._shard, self._worker

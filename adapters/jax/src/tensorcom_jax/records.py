@@ -107,7 +107,7 @@ class DeviceRecords:
                 f"end={end!r}, on_error={on_error!r}: processes that share arrays need batches of "
                 "one size, so end='uneven' and on_error='skip' are not possible here"
             )
-        if size is None and self._placement.is_split:
+        if size is None and decode and self._placement.is_split:
             raise ValueError(
                 "size=None gives images of different sizes, which devices cannot share: give a size"
             )
@@ -229,8 +229,6 @@ class DeviceRecords:
     def _check_batches(self, source: PcrSource) -> None:
         """Refuse batches that the sharding cannot split, before any is read."""
         config, (rank, ranks) = self._config, source.shard
-        if config["size"] is None or not config["decode"]:
-            return
         samples, size = len(self.reader), config["batch_size"]
         share = samples // ranks if config["end"] == "drop" else -(-samples // ranks)
         if config["end"] == "uneven":
@@ -269,6 +267,8 @@ class DeviceRecords:
         placement, device = self._placement, default_device()
         layout = ("NHWC", self._layout)
         skips, pieces = self._config["on_error"] == "skip", placement.pieces
+        # Without a size, images are the very arrays that a transform returned, and may use again.
+        owned = self._config["size"] is not None or self._config["transform"] is None
 
         def place(_: Callable[[], bool]) -> Generator[tuple[list[Batch], State], None, None]:
             with device, closing(batches):
@@ -278,7 +278,7 @@ class DeviceRecords:
                     kept = len(labels) - too_many
                     if kept:
                         arrays = _with_layout(images[:kept], layout), labels[:kept]
-                        yield [placement.put(arrays)], source.state_dict()
+                        yield [placement.put(arrays, owned=owned)], source.state_dict()
 
         return place
 

@@ -14,7 +14,7 @@ import jax
 from tensorcom import Connection, ReceiveTimeoutError, ZmqUrlError
 from tensorcom.converters import as_list, check_layout, convert_layout, transform_with
 from tensorcom.progress import Ends, Progress
-from tensorcom.zmq_url import ZmqUrl, expand_urls, parse_url
+from tensorcom.zmq_url import ZmqUrl, expand_urls, parse_url, share_urls
 from tensorcom_jax.ahead import Ahead
 from tensorcom_jax.placement import Placement, default_device
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     Batch = tuple[Any, ...]
     Transforms = Sequence[Callable[[Any], Any] | None]
+
+_NOT_OF_DEVICES = ("converters", "device", "epoch", "raw")  # options of Connection
 
 
 class DeviceStream:
@@ -50,7 +52,7 @@ class DeviceStream:
         shard: (rank, ranks) of this process, which share publishers; pulling ranks share by nature.
             None takes them from the sharding if that spans processes, else from `jax.distributed`
             if it is initialised, else (0, 1), when the socket opens.
-        **options: further options of `Connection`.
+        **options: further options of `Connection`: total, report and fields of SocketOptions.
 
     Yields:
         A tuple of arrays for each batch, with the dtypes that were sent. Fixed bytes stay numpy.
@@ -98,7 +100,7 @@ class DeviceStream:
             **options,
         }
         self._live: _Live | None = None
-        connect(self._urls, (0, 1), self._config)  # wrong arguments are errors here
+        connect(self._urls, shard or (0, 1), self._config)  # wrong arguments are errors here
 
     def __len__(self) -> int:
         if self._length is None:
@@ -216,15 +218,17 @@ class _Live:
 
 
 def connect(urls: list[ZmqUrl], shard: tuple[int, int], config: dict[str, Any]) -> Connection:
-    """Return a connection for one of several readers, which opens at first use."""
-    rank, ranks = shard
-    split = None
-    if ranks > 1 and urls[0].kind == "sub" and not any(url.binds for url in urls):
-        if len(urls) >= ranks:
-            urls = urls[rank::ranks]
-        else:
-            split = shard
-    texts = [str(url) for url in urls]
+    """Return a connection for one of several readers, which opens at first use.
+
+    Raises:
+        TypeError: an option says what arrays become, or is none.
+        ValueError: an option or `shard` is out of range.
+    """
+    refused = [name for name in _NOT_OF_DEVICES if name in config]
+    if refused:
+        raise TypeError(f"{', '.join(refused)}: no option here, where arrays go to JAX devices")
+    shared, split = share_urls(urls, shard)
+    texts = [str(url) for url in shared]
     return Connection(texts, noexpand=True, split=split, lazy=True, **config)
 
 
