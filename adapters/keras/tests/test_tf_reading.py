@@ -61,6 +61,16 @@ def readers() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "tensorcom-readahead"]
 
 
+def run_script(script: str, root) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script, str(root)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
 def test_the_kernel_is_asked_for_just_the_prefixes(root, requests) -> None:
     with PcrReader(root) as reader:
         ends = reader.table.ends[:, 3].tolist()
@@ -86,6 +96,27 @@ def test_the_thread_lives_as_long_as_what_was_made_of_the_data_set(root, request
     del iterator
     gc.collect()
     assert not readers()
+
+
+def test_a_data_set_may_go_while_a_function_is_traced(root) -> None:
+    """There, operations are noted and not run; the thread is told its end all the same."""
+    script = textwrap.dedent("""
+        import sys, threading
+        import tensorflow as tf
+        from tensorcom_keras import pcr_dataset
+
+        datasets = [pcr_dataset(sys.argv[1], batch_size=4, size=8)]
+
+        @tf.function
+        def count():
+            datasets.clear()
+            dataset = pcr_dataset(sys.argv[1], batch_size=4, size=8)
+            return dataset.reduce(0, lambda counted, batch: counted + tf.size(batch[1]))
+
+        print(int(count()), [t.name for t in threading.enumerate() if "readahead" in t.name])
+    """)
+    done = run_script(script, root)
+    assert (done.returncode, done.stdout) == (0, f"{sum(SIZES)} []\n"), done.stderr
 
 
 def test_without_it_there_is_no_thread(root, requests) -> None:
@@ -114,11 +145,5 @@ def test_a_process_ends_in_the_middle_of_an_epoch(root) -> None:
         next(iterator)
         print("done")
     """)
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(root)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "done\n")
+    done = run_script(script, root)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -12,6 +12,7 @@ from pcr_set_helpers import check_pixels, labels_of, noise_jpeg, write_set
 from tensorcom.errors import PcrIndexError, SourceError
 from tensorcom.pcr import PcrReader, PcrSource
 from tensorcom.pcr.order import Split
+from tensorcom.pcr.wire import encode_index
 from tensorcom_keras import pcr_dataset
 from tensorcom_keras.tf_order import Part
 
@@ -70,6 +71,29 @@ def test_bytes_of_a_set_of_this_version(tmp_path) -> None:
         jpegs, labels = of_reader(tmp_path / "set", count)
         assert [jpeg for part, _ in found for jpeg in part.tolist()] == jpegs
         assert labels_of(found) == labels
+
+
+def test_labels_that_are_packed(tmp_path) -> None:
+    """As writers of proto3 do it: the metadata then holds a string that is no image."""
+    root = write_set(tmp_path / "set", SIZES)
+    with PcrReader(root) as reader:
+        names, parts = list(reader.table.names), reader.table.parts.tolist()
+        starts = reader.starts.tolist()
+    for number, name in enumerate(names):
+        labels = bytes(range(starts[number], starts[number + 1]))
+        metadata = bytes([0x0A, len(labels)]) + labels + bytes([0x10, 10, 0x18, 1])
+        images = (root / name).read_bytes()[parts[number][0] :]
+        (root / name).write_bytes(metadata + images)
+        parts[number][0] = len(metadata)
+    (root / "PCR_index.pb").write_bytes(encode_index(names, parts))
+    groups = tf.Variable(1, dtype=tf.int64)
+    dataset = opened(root, scan_groups=groups, decode=False, shuffle=False)
+    for count in range(1, 11):
+        groups.assign(count)
+        found = taken(dataset)
+        jpegs, labels = of_reader(root, count)
+        assert [jpeg for part, _ in found for jpeg in part.tolist()] == jpegs
+        assert labels_of(found) == labels == list(range(TOTAL))
 
 
 def test_every_fidelity_shows_the_sample_that_its_label_says(root) -> None:

@@ -65,20 +65,20 @@ def break_framing(root) -> str:
     with PcrReader(root) as reader:
         start = int(reader.table.ends[1, 0])
     flip(root / "PCR_1.pcr", start, 0x07)
-    return r"PCR_1\.pcr: record is damaged: its framing"
+    return r"PCR_1\.pcr: record is damaged: framing"
 
 
 def break_a_length(root) -> str:
     with PcrReader(root) as reader:
         start = int(reader.table.ends[1, 0])
     flip(root / "PCR_1.pcr", start + 1, 0x01)
-    return r"PCR_1\.pcr: record is damaged: its framing"
+    return r"PCR_1\.pcr: record is damaged: framing"
 
 
 def break_metadata(root) -> str:
     path = root / "PCR_1.pcr"
     path.write_bytes(b"\xff" * 4 + path.read_bytes()[4:])
-    return r"PCR_1\.pcr: record is damaged: its framing"
+    return r"PCR_1\.pcr: record is damaged: framing"
 
 
 RECORD_DAMAGES = [
@@ -181,6 +181,18 @@ def test_an_index_of_other_counts_of_images(tmp_path) -> None:
     (tmp_path / "set" / "PCR_samples.ten").write_bytes(data[: len(data) // 2])
     with pytest.raises(PcrFormatError):
         opened(tmp_path / "set")
+
+
+def test_labels_that_disagree_with_the_table_of_samples(tmp_path) -> None:
+    made = make_set(tmp_path / "set")
+    flip(made.file(1), 3, 0x01)  # a label: each has a tag before it
+    with PcrReader(made.root) as reader, pytest.raises(PcrFormatError, match="labels"):
+        reader.read_record(1)
+    with pytest.raises(tf.errors.OpError, match=f"{made.file(1)}: record is damaged: .* labels"):
+        taken(opened(made.root))
+    kept = set(range(len(made))) - set(range(made.starts[1], made.starts[2]))
+    found = labels_of(taken(opened(made.root, on_error="skip")))
+    assert found == [made.labels[sample] for sample in sorted(kept)]
 
 
 def test_a_link_out_of_the_set(root, tmp_path) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class FidelitySchedule(keras.callbacks.Callback):  # type: ignore[misc] - Keras has no types
+class FidelitySchedule(keras.callbacks.Callback):  # type: ignore[misc]
     """Scan groups by epoch: a Keras callback, and an argument of `pcr_dataset`.
 
     ```python

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,7 @@ import numpy as np
 
 from tensorcom.converters import to_tensor
 from tensorcom.locks import ForkLock
+from tensorcom_keras.tf_memory import keep_freed_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -250,6 +252,8 @@ class SequentialPyDataset(keras.utils.PyDataset, ABC):  # type: ignore[misc]
     def on_epoch_begin(self) -> None:
         """Take note that an epoch begins; Keras calls it."""
         self._follow_fork()
+        if "tensorflow" in sys.modules:  # Keras has wrapped this in a generator data set there
+            keep_freed_blocks()
         with self._state:
             self._cursor.begin()
 

@@ -160,16 +160,18 @@ def split_piece_dataset(
     fixed = piece_dataset(starts, part, tf.constant(0, tf.int64), seed=seed, shuffle=False)
     rows = np.array([piece[:3] for piece in fixed.as_numpy_iterator()], np.int64).reshape(-1, 3)
 
-    def piece(place: Any) -> Piece:
-        number = epoch()
+    def piece(number: Any, place: Any) -> tuple[Any, Piece]:
+        # Read once: an order that changes under way would lose samples, and repeat others.
+        number = tf.cond(number < 0, epoch, lambda: number)
         if shuffle:
             key = tf.bitcast(random_key(seed, number)[0], tf.int32)  # int32 (2,)
             place = tf.random.experimental.index_shuffle(place, key, len(rows) - 1)
         record, start, stop = tf.unstack(tf.constant(rows)[place])
-        return Piece(record, start, stop, number)
+        return number, Piece(record, start, stop, number)
 
     places = tf.data.Dataset.range(len(rows))
-    return places.map(tf.autograph.experimental.do_not_convert(piece))
+    unread = tf.constant(-1, tf.int64)
+    return places.scan(unread, tf.autograph.experimental.do_not_convert(piece))
 
 
 def shuffled(dataset: tf.data.Dataset, buffer: int, seed: Any) -> tf.data.Dataset:

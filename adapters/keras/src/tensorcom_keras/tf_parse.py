@@ -9,6 +9,7 @@ Source: docs/formats/pcr.md, "Record files".
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -70,7 +71,7 @@ def check_groups(scan_groups: Any, groups: int) -> Any:
     return fail_unless(fits, ["scan_groups=", found, f", expected 1 to {groups}"], scan_groups)
 
 
-def read_prefix(place: RecordPlace, scan_groups: Any) -> tuple[Any, Any]:
+def read_prefix(place: RecordPlace, scan_groups: Any) -> Any:
     """Read a record up to the end of a group, by one request of just these bytes.
 
     An error that names the file if it cannot be read.
@@ -80,7 +81,7 @@ def read_prefix(place: RecordPlace, scan_groups: Any) -> tuple[Any, Any]:
         scan_groups: int64, groups to read.
 
     Returns:
-        bool (), whether the file has the size that the index says; and its bytes, string ().
+        string (), the bytes; an error if the file is not of the size that the index says.
     """
     size = place.ends[scan_groups]
     # The footer makes the file's size part of the check; the buffer makes it one read. No function
@@ -95,15 +96,17 @@ def read_prefix(place: RecordPlace, scan_groups: Any) -> tuple[Any, Any]:
     nothing = tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))
     found = records.batch(2).concatenate(nothing).take(1)
     prefixes = found.get_single_element()
-    return tf.size(prefixes) == 1, tf.strings.reduce_join(prefixes)
+    return tf.cond(
+        tf.size(prefixes) == 1, lambda: tf.reshape(prefixes, []), lambda: _explain_size(place)
+    )
 
 
-def explain_size(place: RecordPlace, value: Any) -> Any:
-    """Fail, with an error that says what is wrong with a file that `read_prefix` could not read."""
+def _explain_size(place: RecordPlace) -> Any:
+    """Fail with an error that says what the size of a file is, and should be."""
     found = tf.strings.length(tf.io.read_file(place.path), unit="BYTE")  # or its own error
     sizes = [tf.strings.as_string(found), tf.strings.as_string(place.ends[-1])]
     text = [place.path, " has ", sizes[0], " bytes, expected the ", sizes[1], " of the index"]
-    return fail_unless(tf.constant(False), text, value)  # noqa: FBT003 - a tensor
+    return fail_unless(tf.constant(False), text, tf.constant(b""))  # noqa: FBT003 - a tensor
 
 
 def parse_images(data: Any, place: RecordPlace, scan_groups: Any) -> tuple[Any, Any]:
@@ -117,17 +120,13 @@ def parse_images(data: Any, place: RecordPlace, scan_groups: Any) -> tuple[Any, 
     Returns:
         JPEG files, string (N,), and labels, int32 (N,).
     """
-    descriptor = _descriptor()
-    head = tf.strings.substr(data, tf.constant(0, tf.int64), place.ends[0])
-    _, (labels,) = tf.io.decode_proto(head, "pcr.Metadata", ["labels"], [tf.int32], descriptor)
-    # Messages one after the other are one message: groups follow as one list of images.
-    scans = tf.strings.substr(data, place.ends[0], place.ends[scan_groups] - place.ends[0])
-    _, (parts,) = tf.io.decode_proto(
-        scans, "pcr.ScanGroup", ["image_bytes"], [tf.string], descriptor
-    )
+    labels, not_images = _parse_head(data, place)
+    # Messages one after the other are one message: groups follow as one list of images. To begin at
+    # the metadata saves a copy; its labels are passed over there, or come as one string if packed.
+    parts = _strings_in(data)[1][not_images:]
     groups = tf.minimum(scan_groups, place.groups)
     grid = tf.reshape(parts, tf.stack([groups, place.samples]))
-    return join_scans(grid), tf.reshape(labels, place.samples[tf.newaxis])
+    return join_scans(grid, _most_groups(place)), labels
 
 
 def parse_raw_images(
@@ -144,8 +143,7 @@ def parse_raw_images(
     Returns:
         As `parse_images`.
     """
-    head = tf.strings.substr(data, tf.constant(0, tf.int64), place.ends[0])
-    _, (labels,) = tf.io.decode_proto(head, "pcr.Metadata", ["labels"], [tf.int32], _descriptor())
+    labels, _ = _parse_head(data, place)
     groups = tf.minimum(scan_groups, place.groups)
     sizes = tf.transpose(sizes[:, :groups])
     ends = place.ends[: groups + 1]
@@ -160,18 +158,51 @@ def parse_raw_images(
         fn_output_signature=tf.TensorSpec([], tf.string),
     )
     grid = tf.reshape(parts, tf.stack([groups, place.samples]))
-    return join_scans(grid), tf.reshape(labels, place.samples[tf.newaxis])
+    return join_scans(grid, _most_groups(place)), labels
 
 
-def join_scans(scans: Any) -> Any:
-    """Join scans, string (k, N), to JPEG files, string (N,), which end in FF D9 once."""
+def join_scans(scans: Any, most: int) -> Any:
+    """Join scans to JPEG files, which end in FF D9 once.
+
+    Args:
+        scans: string (k, N), k from 1 to `most`.
+        most: the largest k that there can be.
+
+    Returns:
+        string (N,).
+    """
+    count = tf.shape(scans)[0]
     lengths = tf.strings.length(scans)
     tails = tf.strings.substr(scans, -tf.minimum(lengths, 2), tf.fill(tf.shape(scans), 2))
-    last = tf.shape(scans)[0] - 1 - tf.argmax(lengths[::-1] > 0, output_type=tf.int32)
+    last = count - 1 - tf.argmax(lengths[::-1] > 0, output_type=tf.int32)
     images = tf.range(tf.shape(scans)[1])
     tail = tf.gather_nd(tails, tf.stack([last, images], axis=1))
     end = tf.where(tail == EOI, b"", EOI)
-    return tf.strings.reduce_join(tf.concat([scans, end[tf.newaxis]], axis=0), axis=0)
+
+    def join(rows: int) -> Any:
+        return tf.strings.join([*(scans[row] for row in range(rows)), end])
+
+    # Rows are parts of the same memory, so that only `join` copies: hence a branch for each count.
+    return tf.switch_case(count - 1, [partial(join, rows) for rows in range(1, most + 1)])
+
+
+def _most_groups(place: RecordPlace) -> int:
+    return int(place.ends.shape[0]) - 1
+
+
+def _parse_head(data: Any, place: RecordPlace) -> tuple[Any, Any]:
+    """Return the labels, int32 (N,), and how many strings `_strings_in` finds in the metadata."""
+    head = tf.strings.substr(data, tf.constant(0, tf.int64), place.ends[0])
+    _, (labels,) = tf.io.decode_proto(head, "pcr.Metadata", ["labels"], [tf.int32], _descriptor())
+    return tf.reshape(labels, place.samples[tf.newaxis]), _strings_in(head)[0]
+
+
+def _strings_in(data: Any) -> tuple[Any, Any]:
+    """Return how many strings scan groups hold, int32 (), and these: string (M,)."""
+    sizes, (parts,) = tf.io.decode_proto(
+        data, "pcr.ScanGroup", ["image_bytes"], [tf.string], _descriptor()
+    )
+    return sizes[0], parts
 
 
 def _descriptor() -> bytes:

@@ -64,8 +64,9 @@ class Readahead:
 
 
 def _stop(queue: tf.queue.FIFOQueue, thread: threading.Thread) -> None:
-    end = tf.constant(_END, tf.int64)
-    queue.enqueue([end, end])
+    with tf.init_scope():  # objects may be collected while some function is traced
+        end = tf.constant(_END, tf.int64)
+        queue.enqueue([end, end])
     if thread is not threading.current_thread():
         thread.join()
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tensorcom.errors import SourceError
-from tensorcom.images import keep_freed_memory, usable_cores
+from tensorcom.images import usable_cores
 from tensorcom_keras.tf_control import control_of
+from tensorcom_keras.tf_memory import keep_freed_blocks
 from tensorcom_keras.tf_order import (
     ENDS,
     Part,
@@ -122,12 +123,15 @@ def pcr_dataset(
     ):
         if value < least:
             raise ValueError(f"{name}={value}, expected at least {least}")
-    keep_freed_memory()
+    seed %= 1 << 63  # what TensorFlow takes
+    keep_freed_blocks()
     records = RecordSet.open(root)
     control = control_of(scan_groups, records.groups, service=service)
     part = _check_part(records, shard, end, batch_size, drop_last=drop_last)
     skips = on_error == "skip"
     reads_ahead = readahead and not service and records.is_local and hasattr(os, "posix_fadvise")
+    # Made inside a tf.function, a data set is none of Python's, whose end could be told.
+    reads_ahead = reads_ahead and tf.executing_eagerly()
     steps = _Steps(
         reader=RecordReader(records, control.groups, seed=seed, shuffle=shuffle, skips=skips),
         decoder=BatchDecoder(

@@ -74,6 +74,7 @@ class RecordSet:
         starts: int64 (R + 1,), first sample of each record and the number of samples.
         ends: int64 (R, 1 + G), offset at which each part of each record ends.
         levels: int64 (R,), groups that each record has.
+        labels: int32 (N,), class of each sample.
         raw_sizes: int64 (N, G), bytes of each image in each group, for records of version 2;
             None for those that frame their images.
     """
@@ -83,6 +84,7 @@ class RecordSet:
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
     levels: NDArray[np.int64]
+    labels: NDArray[np.int32]
     raw_sizes: NDArray[np.int64] | None
 
     @classmethod
@@ -111,6 +113,7 @@ class RecordSet:
                 levels=np.maximum.accumulate(
                     np.where(table.parts[:, 1:] > 0, np.arange(1, 1 + table.groups), 0), axis=1
                 )[:, -1].astype(np.int64),
+                labels=reader.labels,
                 raw_sizes=reader.raw_sizes(),
             )
 
@@ -137,10 +140,19 @@ class RecordSet:
             samples=tf.gather(tf.constant(np.diff(self.starts)), record),
         )
 
+    def labels_of(self, record: Any) -> Any:
+        """Return the labels of a record's images, int32 (n,)."""
+        start, stop = self._span(record)
+        return tf.constant(self.labels)[start:stop]
+
     def image_sizes(self, record: Any) -> Any:
         """Return `raw_sizes` of a record's images, int64 (n, G)."""
-        start, stop = (tf.gather(tf.constant(self.starts), record + i) for i in (0, 1))
+        start, stop = self._span(record)
         return tf.constant(self.raw_sizes)[start:stop]
+
+    def _span(self, record: Any) -> tuple[Any, Any]:
+        start, stop = (tf.gather(tf.constant(self.starts), record + i) for i in (0, 1))
+        return start, stop
 
 
 def _check_links(root: str, names: Any) -> None:

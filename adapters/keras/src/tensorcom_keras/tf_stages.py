@@ -16,7 +16,6 @@ from tensorcom_keras.tf_order import Piece, permutation, random_key
 from tensorcom_keras.tf_parse import (
     attempt,
     check_groups,
-    explain_size,
     fail_unless,
     parse_images,
     parse_raw_images,
@@ -62,11 +61,11 @@ class RecordReader:
         record, start, stop, draw = piece
         jpegs, labels = self._read(record)
         if self.shuffle:
-            order = permutation(tf.size(jpegs), self.seed, draw, record)
-            images = order[start:stop]
+            images = permutation(tf.size(jpegs), self.seed, draw, record)[start:stop]
+            jpegs, labels = tf.gather(jpegs, images), tf.gather(labels, images)
         else:
             images = tf.range(start, stop)
-        jpegs, labels = tf.gather(jpegs, images), tf.gather(labels, images)
+            jpegs, labels = jpegs[start:stop], labels[start:stop]  # no copy
         shape = tf.shape(images)
         return jpegs, labels, tf.fill(shape, record), images, tf.fill(shape, draw)
 
@@ -76,23 +75,24 @@ class RecordReader:
 
         def parse(data: Any) -> tuple[Any, Any]:
             if self.records.raw_sizes is None:
-                return parse_images(data, place, groups)
-            return parse_raw_images(data, place, groups, self.records.image_sizes(record))
+                jpegs, labels = parse_images(data, place, groups)
+            else:
+                sizes = self.records.image_sizes(record)
+                jpegs, labels = parse_raw_images(data, place, groups, sizes)
+            agree = tf.reduce_all(labels == self.records.labels_of(record))
+            jpegs, labels = fail_unless(agree, ["labels are others"], (jpegs, labels))
+            return jpegs, labels
 
         shape = place.samples[tf.newaxis]
         nothing = tf.fill(shape, b""), tf.zeros(shape, tf.int32)
 
-        def read() -> Any:
-            has_size, data = read_prefix(place, groups)
-            return tf.cond(has_size, lambda: data, lambda: explain_size(place, data))
-
         if self.skips:
-            is_whole, found = attempt(lambda: parse(read()), nothing)
+            is_whole, found = attempt(lambda: parse(read_prefix(place, groups)), nothing)
             jpegs, labels = tell_unless(is_whole, [place.path, ": record skipped; ", _MORE], found)
         else:
-            data = read()
+            data = read_prefix(place, groups)
             is_whole, found = attempt(lambda: parse(data), nothing)
-            reason = ": record is damaged: its framing or its images are not what the index says; "
+            reason = ": record is damaged: framing, images or labels are not those of the index; "
             jpegs, labels = fail_unless(is_whole, [place.path, reason, _MORE], found)
         return jpegs, labels
 
