@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,9 @@ class Adapter:
             takes the data set and returns what yields its batches.
         workers: by loader name, how many readers it opens.
         closes: returns the function that gives a data set's resources back.
+        quiet: variables with which the framework writes nothing to stderr of its own accord.
+        lacks: dtypes that the framework has no type for.
+        has_one_form: arrays of a stream keep their number of axes, and have samples.
     """
 
     package: str
@@ -37,6 +40,9 @@ class Adapter:
     loaders: dict[str, Callable[[Any], Iterable[Any]]]
     workers: dict[str, int] = field(default_factory=dict)
     close: Callable[[Any], None] = lambda dataset: dataset.close()
+    quiet: dict[str, str] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
+    has_one_form: bool = False
 
     def from_stream(self, urls: str | list[str], **arguments: Any) -> Any:
         """Call the package's `from_stream`; a missing framework is an error here, never a skip."""
@@ -72,6 +78,50 @@ def _torch_to_numpy(value: Any) -> NDArray[Any]:
     return value.numpy()
 
 
+class _KerasEpochs:
+    """Drives a `PyDataset` as `fit` does on torch and jax: Keras looks at a batch, and begins."""
+
+    def __init__(self, dataset: Any, workers: int) -> None:
+        self._dataset = dataset
+        dataset.workers = workers
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        module = importlib.import_module("keras.src.trainers.epoch_iterator")
+        finite = self._dataset.num_batches is not None
+        epochs = module.EpochIterator(self._dataset, shuffle=finite)
+        try:
+            next(iter(epochs))
+            epochs.reset()
+            for _, _, batches in epochs:
+                yield from batches
+        except OSError as error:
+            # Keras has no end for what has no length: it comes as an error.
+            if finite or "the stream ended" not in str(error):
+                raise
+
+
+class _TensorflowData:
+    """Wraps a data set in tf.data, when it is first asked."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset, self._wrapped = dataset, None
+
+    def _wrap(self) -> Any:
+        if self._wrapped is None:
+            module = importlib.import_module("tensorcom_keras.tf_feed")
+            self._wrapped = module.as_tf_dataset(self._dataset)
+        return self._wrapped
+
+    def __len__(self) -> int:
+        return len(self._wrap())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._wrap())
+
+
 ADAPTERS = {
     "torch": Adapter(
         package="tensorcom_torch",
@@ -85,6 +135,34 @@ ADAPTERS = {
             "forkserver2": _torch_loader(2, "forkserver"),
         },
         workers={"fork2": 2, "spawn2": 2, "forkserver2": 2},
+    ),
+    "keras": Adapter(
+        package="tensorcom_keras",
+        to_numpy=np.asarray,
+        loaders={
+            "plain": lambda dataset: dataset,
+            "keras1": lambda dataset: _KerasEpochs(dataset, 1),
+            "keras2": lambda dataset: _KerasEpochs(dataset, 2),
+            "tf.data": lambda dataset: _TensorflowData(dataset),
+        },
+        quiet={"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"},
+    ),
+    "dali": Adapter(
+        package="tensorcom_dali",
+        to_numpy=np.asarray,
+        loaders={
+            "plain": lambda dataset: dataset,
+            "torch": lambda dataset: dataset.to("torch"),
+            "jax": lambda dataset: dataset.to("jax"),
+        },
+        lacks=("complex64", "complex128", "bfloat16"),
+        has_one_form=True,
+    ),
+    "jax": Adapter(
+        package="tensorcom_jax",
+        to_numpy=np.asarray,
+        loaders={"plain": lambda dataset: dataset},
+        quiet={"JAX_PLATFORMS": "cpu"},
     ),
 }
 

@@ -304,6 +304,7 @@ def test_a_break_after_the_first_batch_ends_the_process(
     done = subprocess.run(
         [sys.executable, "-c", script, name, loader, str(root)],
         cwd=Path(__file__).parent,
+        env={**os.environ, **adapter.quiet},
         capture_output=True,
         text=True,
         timeout=60,

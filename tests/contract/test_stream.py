@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import subprocess
@@ -50,20 +51,21 @@ def counting() -> Iterator[list[NDArray[Any]]]:
 
 def test_arrays_arrive_bit_equal_in_order(adapter: Adapter) -> None:
     rng = np.random.default_rng(0)
-    sent = []
-    for shape in [(3, 4), (1,), (0, 5), (2, 3, 4, 5)]:
-        raw = [rng.integers(0, 2, shape).astype(dtype) for dtype in DTYPES]
-        sent.append(raw)
-    with LoopbackServer(sent) as server:
-        dataset = adapter.from_stream(server.url, timeout_s=20)
-        received = [[adapter.to_numpy(a) for a in arrays] for arrays in dataset]
-        adapter.close(dataset)
-    assert len(received) == len(sent)
-    for got, expected in zip(received, sent, strict=True):
-        assert [a.dtype for a in got] == [a.dtype for a in expected]
-        assert [a.shape for a in got] == [a.shape for a in expected]
-        for a, b in zip(got, expected, strict=True):
-            assert a.tobytes() == b.tobytes()
+    shapes = [(3, 4), (1,), (0, 5), (2, 3, 4, 5)]
+    streams = [[shape] for shape in shapes if shape[0]] if adapter.has_one_form else [shapes]
+    dtypes = [np.dtype(dtype) for dtype in DTYPES if np.dtype(dtype).name not in adapter.lacks]
+    for stream in streams:
+        sent = [[rng.integers(0, 2, shape).astype(dtype) for dtype in dtypes] for shape in stream]
+        with LoopbackServer(sent) as server:
+            dataset = adapter.from_stream(server.url, timeout_s=20)
+            received = [[adapter.to_numpy(a) for a in arrays] for arrays in dataset]
+            adapter.close(dataset)
+        assert len(received) == len(sent)
+        for got, expected in zip(received, sent, strict=True):
+            assert [a.dtype for a in got] == [a.dtype for a in expected]
+            assert [a.shape for a in got] == [a.shape for a in expected]
+            for a, b in zip(got, expected, strict=True):
+                assert a.tobytes() == b.tobytes()
 
 
 @pytest.mark.parametrize("scheme", ["zrpush", "zpub"])
@@ -206,6 +208,7 @@ def test_a_break_after_the_first_batch_ends_the_process(adapter: Adapter, loader
     done = subprocess.run(
         [sys.executable, "-c", script, name, loader],
         cwd=__file__.rpartition("/")[0],
+        env={**os.environ, **adapter.quiet},
         capture_output=True,
         text=True,
         timeout=60,
