@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -27,10 +30,12 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-@pytest.fixture(scope="module")
-def target():
-    ports = free_ports(2)
-    addresses = [f"localhost:{port}" for port in ports]
+SERVERS = textwrap.dedent("""
+    import os, sys
+    import tensorflow as tf
+
+    service = tf.data.experimental.service
+    addresses = [f"localhost:{port}" for port in sys.argv[1:]]
     # FILE and DATA deal out by place in this list.
     config = service.DispatcherConfig(port=0, worker_addresses=addresses)
     dispatcher = service.DispatchServer(config)
@@ -39,15 +44,24 @@ def target():
             service.WorkerConfig(
                 dispatcher_address=dispatcher.target.split("://")[1],
                 worker_address=address,
-                port=port,
+                port=int(address.rpartition(":")[2]),
             )
         )
-        for address, port in zip(addresses, ports, strict=True)
+        for address in addresses
     ]
-    yield dispatcher.target
-    for worker in workers:
-        worker.stop() if hasattr(worker, "stop") else worker._stop()
-    dispatcher._stop()
+    print(dispatcher.target, flush=True)
+    sys.stdin.read()  # until the tests are over
+    os._exit(0)
+""")
+
+
+@pytest.fixture(scope="module")
+def target():
+    command = [sys.executable, "-c", SERVERS, *map(str, free_ports(2))]
+    servers = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    yield servers.stdout.readline().strip()
+    servers.communicate(timeout=60)
+    assert servers.returncode == 0
 
 
 @pytest.fixture
@@ -127,3 +141,21 @@ def test_a_file_gives_order_and_crops_of_its_epoch(root, tmp_path) -> None:
     other = taken(dataset)
     assert labels_of(first) == labels_of(again) != labels_of(other)
     np.testing.assert_array_equal(first[0][0], again[0][0])
+
+
+def test_an_epoch_that_begins_under_way_changes_no_order(root, tmp_path) -> None:
+    fidelity = FidelitySchedule([2], target=tmp_path / "control")
+    dataset = pcr_dataset(
+        root,
+        batch_size=1,
+        size=8,
+        service=True,
+        scan_groups=fidelity,
+        buffer=0,
+        num_parallel_reads=1,
+    )
+    found = []
+    for _, labels in dataset:
+        found += labels.numpy().tolist()
+        fidelity.set_epoch(len(found))
+    assert sorted(found) == list(range(TOTAL))
