@@ -58,6 +58,19 @@ def test_graphs_read_them(root, tmp_path, has_file) -> None:
         assert target.read_text() == "1 0\n"
 
 
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_change_shows_within_an_iteration(tmp_path, has_file) -> None:
+    root = write_set(tmp_path / "set", [1] * 40)
+    fidelity = FidelitySchedule([1, 10], target=tmp_path / "control" if has_file else None)
+    dataset = pcr_dataset(root, scan_groups=fidelity, batch_size=1, decode=False, shuffle=False)
+    sizes = []
+    for jpegs, _ in dataset:
+        sizes.append(len(jpegs.numpy()[0]))
+        if len(sizes) == 2:
+            fidelity.set_epoch(1)
+    assert sizes[0] < sizes[-1]
+
+
 def test_a_graph_that_comes_late_has_the_epoch_that_is(root) -> None:
     fidelity = FidelitySchedule([1, 4])
     fidelity.set_epoch(1)

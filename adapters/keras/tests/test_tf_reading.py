@@ -13,7 +13,7 @@ import pytest
 from pcr_set_helpers import noise_jpeg, write_set
 
 from tensorcom.pcr import PcrReader
-from tensorcom_keras import pcr_dataset, tf_readahead
+from tensorcom_keras import pcr_dataset
 
 SIZES = [5, 4, 6, 1, 7]
 
@@ -45,15 +45,16 @@ def test_just_the_prefixes_are_read(root, groups) -> None:
 
 @pytest.fixture
 def requests(monkeypatch):
-    """Note what the kernel is asked for; an end is noted as None."""
-    found: list[tuple[str, int]] = []
-    request = tf_readahead._request
+    """Note the files, and the ranges of them, that the kernel is asked for."""
+    found: list[tuple[str, int, int]] = []
+    request = os.posix_fadvise
 
-    def note(path: str, size: int) -> None:
-        found.append((path, size))
-        request(path, size)
+    def note(file: int, start: int, size: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        found.append((os.readlink(f"/proc/self/fd/{file}"), start, size))
+        request(file, start, size, advice)
 
-    monkeypatch.setattr(tf_readahead, "_request", note)
+    monkeypatch.setattr(os, "posix_fadvise", note)
     return found
 
 
@@ -80,7 +81,7 @@ def test_the_kernel_is_asked_for_just_the_prefixes(root, requests) -> None:
     del dataset
     gc.collect()
     assert not readers()  # which has done all that it was told before it ended
-    expected = [(f"{root}/PCR_{record}.pcr", end) for record, end in enumerate(ends)]
+    expected = [(f"{root}/PCR_{record}.pcr", 0, end) for record, end in enumerate(ends)]
     assert sorted(requests) == sorted(expected * 2)
 
 
@@ -133,7 +134,7 @@ def test_a_missing_file_does_not_end_the_thread(tmp_path, requests) -> None:
     list(dataset)
     del dataset
     gc.collect()
-    assert [os.path.basename(path) for path, _ in requests][-1] == "PCR_4.pcr"
+    assert [os.path.basename(path) for path, *_ in requests][-1] == "PCR_4.pcr"
 
 
 def test_a_process_ends_in_the_middle_of_an_epoch(root) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from pcr_set_helpers import check_pixels, labels_of, write_set
 
 from tensorcom_keras import FidelitySchedule, pcr_dataset
+from tensorcom_keras.tf_order import Part, split_piece_dataset
 
 SIZES = [5, 4, 6, 1, 7, 3, 8]
 TOTAL = sum(SIZES)
@@ -143,19 +144,17 @@ def test_a_file_gives_order_and_crops_of_its_epoch(root, tmp_path) -> None:
     np.testing.assert_array_equal(first[0][0], again[0][0])
 
 
-def test_an_epoch_that_begins_under_way_changes_no_order(root, tmp_path) -> None:
-    fidelity = FidelitySchedule([2], target=tmp_path / "control")
-    dataset = pcr_dataset(
-        root,
-        batch_size=1,
-        size=8,
-        service=True,
-        scan_groups=fidelity,
-        buffer=0,
-        num_parallel_reads=1,
+def test_an_epoch_that_begins_under_way_changes_no_order() -> None:
+    number = tf.Variable(0, dtype=tf.int64)
+    pieces = split_piece_dataset(
+        np.arange(51), Part(50, 0, 1, "wrap"), number.read_value, seed=1, shuffle=True
     )
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
     found = []
-    for _, labels in dataset:
-        found += labels.numpy().tolist()
-        fidelity.set_epoch(len(found))
-    assert sorted(found) == list(range(TOTAL))
+    for piece in pieces.with_options(options):
+        found.append(int(piece.record))
+        assert int(piece.draw) == 0
+        number.assign_add(1)
+    assert sorted(found) == list(range(50)) != found
+    assert {int(piece.draw) for piece in pieces} == {50}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,10 @@ class FidelitySchedule(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._schedule = schedule
-        self._path = os.fspath(target) if isinstance(target, (str, os.PathLike)) else None
+        self._path: str | None = None
+        if isinstance(target, (str, os.PathLike)):
+            path = os.fspath(target)
+            self._path = path if "://" in path else str(Path(path).absolute())
         self._object = None if self._path is not None else target
         self._groups: int | None = None  # of the sets that are read
         self._variable: Any = None
@@ -67,8 +71,8 @@ class FidelitySchedule(keras.callbacks.Callback):  # type: ignore[misc]
         if not values:
             raise ValueError("schedule is empty")
         for value in values:
-            if value is not None and value < 1:
-                raise ValueError(f"schedule has scan_groups={value}, expected at least 1")
+            if value is not None and (not isinstance(value, Integral) or value < 1):
+                raise ValueError(f"schedule has scan_groups={value!r}, expected at least 1 or None")
 
     def scan_groups(self, epoch: int) -> int | None:
         """Return the number for an epoch; None is all."""
@@ -88,16 +92,22 @@ class FidelitySchedule(keras.callbacks.Callback):  # type: ignore[misc]
             return
         if self._groups is None:
             return  # nobody reads yet; who comes gets the number of this epoch
-        if value is None:
-            value = self._groups
-        elif not 1 <= value <= self._groups:
-            raise ValueError(
-                f"schedule has scan_groups={value} in epoch {epoch}, expected 1 to {self._groups}"
-            )
+        value = self._number(epoch, self._groups)
         if self._path is not None:
             _write(self._path, f"{value} {epoch}\n")
         else:
             self._variable.assign(value)
+
+    def _number(self, epoch: int, groups: int) -> int:
+        """Return the number of an epoch for a set of that many groups."""
+        value = self.scan_groups(epoch)
+        if value is None:
+            return groups
+        if not isinstance(value, Integral) or not 1 <= value <= groups:
+            raise ValueError(
+                f"schedule has scan_groups={value!r} in epoch {epoch}, expected 1 to {groups}"
+            )
+        return int(value)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
         """Set the number of the epoch that begins."""
@@ -120,6 +130,7 @@ class FidelitySchedule(keras.callbacks.Callback):  # type: ignore[misc]
                 f"schedule is that of a set of {self._groups} scan groups, and this one has "
                 f"{groups}: use a schedule for each"
             )
+        self._number(self._epoch, groups)  # an error leaves all as it was
         self._groups = groups
         if self._path is None and self._variable is None:
             import tensorflow as tf
@@ -134,9 +145,11 @@ def _write(path: str, text: str) -> None:
     if "://" in path:
         import tensorflow as tf
 
-        with tf.io.gfile.GFile(path, "w") as file:
+        new = f"{path}.{os.getpid()}.new"
+        with tf.io.gfile.GFile(new, "w") as file:
             file.write(text)
+        tf.io.gfile.rename(new, path, overwrite=True)
         return
-    new = Path(f"{path}.{os.getpid()}.new")
-    new.write_text(text)
-    new.replace(path)
+    other = Path(f"{path}.{os.getpid()}.new")
+    other.write_text(text)
+    other.replace(path)

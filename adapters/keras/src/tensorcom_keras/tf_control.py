@@ -15,9 +15,12 @@ import numpy as np
 import tensorflow as tf
 
 from tensorcom_keras.fidelity import FidelitySchedule
+from tensorcom_keras.tf_parse import fail_unless
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_NUMBERS = r"\s*-?\d{1,18}(\s+\d{1,18})?\s*"
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,12 @@ def _read_number(path: str) -> int:
 
 def _numbers_in(path: str) -> Any:
     """Return the two numbers in a file, int64 (2,); what is missing is 0."""
-    # A name that is known when an iterator is made lets TensorFlow read the file once only.
-    unknown = tf.random.uniform([], 0, 1, tf.int32)
-    length = tf.constant(len(path.encode())) + unknown
-    text = tf.io.read_file(tf.strings.substr(tf.constant(path), 0, length))
+    name = os.fsencode(path)
+    # A name that is known when an iterator is made lets TensorFlow read the file once only. With a
+    # seed, the operation is also one that deterministic programs may have.
+    unknown = tf.random.uniform([], 0, 1, tf.int32, seed=1)
+    text = tf.io.read_file(tf.strings.substr(tf.constant(name), 0, len(name) + unknown))
+    fits = tf.strings.regex_full_match(text, _NUMBERS)
+    text = fail_unless(fits, [name, " holds '", text, "', expected scan_groups"], text)
     words = tf.strings.split(tf.strings.join([text, " 0 0"]))
     return tf.strings.to_number(words[:2], tf.int64)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 AHEAD = 4  # records
 _END = -1
+_PATIENCE_S = 10.0
 
 
 class Readahead:
@@ -68,7 +69,7 @@ def _stop(queue: tf.queue.FIFOQueue, thread: threading.Thread) -> None:
         end = tf.constant(_END, tf.int64)
         queue.enqueue([end, end])
     if thread is not threading.current_thread():
-        thread.join()
+        thread.join(_PATIENCE_S)  # it may ask a slow server, and this run in a garbage collection
 
 
 def _follow(

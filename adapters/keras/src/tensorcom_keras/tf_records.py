@@ -125,10 +125,10 @@ def pcr_dataset(
             raise ValueError(f"{name}={value}, expected at least {least}")
     seed %= 1 << 63  # what TensorFlow takes
     keep_freed_blocks()
-    records = RecordSet.open(root)
+    skips = on_error == "skip"
+    records = RecordSet.open(root, skips=skips)
     control = control_of(scan_groups, records.groups, service=service)
     part = _check_part(records, shard, end, batch_size, drop_last=drop_last)
-    skips = on_error == "skip"
     reads_ahead = readahead and not service and records.is_local and hasattr(os, "posix_fadvise")
     # Made inside a tf.function, a data set is none of Python's, whose end could be told.
     reads_ahead = reads_ahead and tf.executing_eagerly()

@@ -6,14 +6,16 @@ Owns the way from a set to tensors; what the set says is core's `PcrReader`.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from tensorcom.errors import PcrFormatError, PcrIndexError, PcrReadError
+from tensorcom.errors import PcrError, PcrFormatError, PcrIndexError, PcrReadError
 from tensorcom.pcr import PcrReader
 from tensorcom.pcr.storage.base import FileStat, Origin, Part, PcrEndError
 from tensorcom_keras.tf_parse import RecordPlace
@@ -88,8 +90,13 @@ class RecordSet:
     raw_sizes: NDArray[np.int64] | None
 
     @classmethod
-    def open(cls, root: str | os.PathLike[str]) -> RecordSet:
+    def open(cls, root: str | os.PathLike[str], *, skips: bool = False) -> RecordSet:
         """Read what a set says of itself.
+
+        Args:
+            root: directory of the set, or a URL of it.
+            skips: take a record whose head cannot be read, where only that says which samples there
+                are, as one without samples, and write a line about it to stderr.
 
         Raises:
             PcrError: there is no set, or what it says is damaged.
@@ -104,7 +111,9 @@ class RecordSet:
         with source as reader:
             table = reader.table
             if "://" not in place:
-                _check_links(place, table.names)
+                _check_files(place, table.names)
+            if skips:
+                reader.read_heads(on_error=_tell)
             return cls(
                 root=place,
                 names=np.array(table.names, object),
@@ -127,38 +136,56 @@ class RecordSet:
         """Whether the set is in a directory of this machine, mounted or not."""
         return "://" not in self.root
 
-    def paths(self) -> Any:
-        """Return the file of each record: string (R,)."""
-        return tf.constant([f"{self.root}/{name}" for name in self.names], tf.string)
+    @cached_property
+    def _tensors(self) -> dict[str, Any]:
+        """The columns as tensors of this process, which graphs refer to.
+
+        As constants in graphs they would be copied at every step of their optimization.
+        """
+        with tf.init_scope():
+            return {
+                "path": tf.constant([os.fsencode(f"{self.root}/{name}") for name in self.names]),
+                "end": tf.constant(self.ends),
+                "level": tf.constant(self.levels),
+                "start": tf.constant(self.starts),
+                "label": tf.constant(self.labels),
+                "raw_size": tf.constant(0 if self.raw_sizes is None else self.raw_sizes),
+            }
+
+    def paths(self, records: Any) -> Any:
+        """Return the files of records, strings of the shape of their numbers."""
+        return tf.gather(self._tensors["path"], records)
+
+    def firsts(self, records: Any) -> Any:
+        """Return the first samples of records, int64 of the shape of their numbers."""
+        return tf.gather(self._tensors["start"], records)
 
     def place(self, record: Any) -> RecordPlace:
         """Return where a record is."""
         return RecordPlace(
-            path=tf.gather(self.paths(), record),
-            ends=tf.gather(tf.constant(self.ends), record),
-            groups=tf.gather(tf.constant(self.levels), record),
-            samples=tf.gather(tf.constant(np.diff(self.starts)), record),
+            path=self.paths(record),
+            ends=tf.gather(self._tensors["end"], record),
+            groups=tf.gather(self._tensors["level"], record),
+            samples=self.firsts(record + 1) - self.firsts(record),
         )
 
     def labels_of(self, record: Any) -> Any:
         """Return the labels of a record's images, int32 (n,)."""
-        start, stop = self._span(record)
-        return tf.constant(self.labels)[start:stop]
+        return self._tensors["label"][self.firsts(record) : self.firsts(record + 1)]
 
     def image_sizes(self, record: Any) -> Any:
         """Return `raw_sizes` of a record's images, int64 (n, G)."""
-        start, stop = self._span(record)
-        return tf.constant(self.raw_sizes)[start:stop]
-
-    def _span(self, record: Any) -> tuple[Any, Any]:
-        start, stop = (tf.gather(tf.constant(self.starts), record + i) for i in (0, 1))
-        return start, stop
+        return self._tensors["raw_size"][self.firsts(record) : self.firsts(record + 1)]
 
 
-def _check_links(root: str, names: Any) -> None:
-    """Refuse records that are links, as core does when it opens them."""
-    links = {entry.name for entry in os.scandir(root) if entry.is_symlink()}
-    if found := sorted(links.intersection(names)):
-        raise PcrFormatError(
-            "is a link; records are files of the set's directory", path=f"{root}/{found[0]}"
-        )
+def _check_files(root: str, names: Any) -> None:
+    """Refuse records that are links, or no files, as core does when it opens them."""
+    others = {entry.name for entry in os.scandir(root) if not entry.is_file(follow_symlinks=False)}
+    for name in sorted(others.intersection(names)):
+        path = Path(root, name)
+        reason = "is a link; records are files of the set's directory"
+        raise PcrFormatError(reason if path.is_symlink() else "is no regular file", path=str(path))
+
+
+def _tell(error: PcrError) -> None:
+    sys.stderr.write(f"tensorcom: {error}: record skipped\n")

@@ -135,7 +135,7 @@ class BatchDecoder:
         bad = tf.sets.difference(tf.range(count)[tf.newaxis], good[tf.newaxis]).values
         names = tf.strings.join(
             [
-                tf.gather(self.records.paths(), tf.gather(records, bad)),
+                self.records.paths(tf.gather(records, bad)),
                 " image ",
                 tf.strings.as_string(tf.gather(images, bad)),
             ]
@@ -154,7 +154,7 @@ class BatchDecoder:
         self, jpegs: Any, records: Any, images: Any, draws: Any, count: Any
     ) -> tuple[Any, Any]:
         """Return the numbers of what could be decoded, int64 (M,), and its pixels."""
-        samples = tf.gather(tf.constant(self.records.starts), records) + images
+        samples = self.records.firsts(records) + images
 
         def decode(number: Any, jpeg: Any, sample: Any, draw: Any) -> tuple[Any, Any]:
             key = random_key(self.seed, draw, sample)

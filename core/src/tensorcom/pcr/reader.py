@@ -400,14 +400,18 @@ class PcrReader:
         """
         if self._samples is not None:
             return None
-        raw = self._read_heads().raw
+        counts = np.diff(self.starts).tolist()
+        # Records whose heads could not be read count as ones without samples.
+        raw = [raw for raw, count in zip(self._read_heads().raw, counts, strict=True) if count]
         if not any(raw):
             return None
         if not all(raw):
             raise PcrFormatError("records are of both versions", path=self._storage.shown)
-        index, groups, counts = self._sqlite_index(), self.table.groups, np.diff(self.starts)
+        index, groups = self._sqlite_index(), self.table.groups
         found = []
-        for name, count in zip(self.table.names, counts.tolist(), strict=True):
+        for name, count in zip(self.table.names, counts, strict=True):
+            if not count:
+                continue
             sizes = index.image_sizes(name, groups)
             if sizes is None or len(sizes) != count:
                 said = "none" if sizes is None else f"those of {len(sizes)}"
