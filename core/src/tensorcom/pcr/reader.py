@@ -400,19 +400,17 @@ class PcrReader:
         """
         if self._samples is not None:
             return None
-        counts = np.diff(self.starts).tolist()
-        # Records whose heads could not be read count as ones without samples.
+        counts = np.diff(self.starts).tolist()  # 0 if its head could not be read
         raw = [raw for raw, count in zip(self._read_heads().raw, counts, strict=True) if count]
         if not any(raw):
             return None
         if not all(raw):
             raise PcrFormatError("records are of both versions", path=self._storage.shown)
-        index, groups = self._sqlite_index(), self.table.groups
         found = []
         for name, count in zip(self.table.names, counts, strict=True):
             if not count:
                 continue
-            sizes = index.image_sizes(name, groups)
+            sizes = self._sqlite_index().image_sizes(name, self.table.groups)
             if sizes is None or len(sizes) != count:
                 said = "none" if sizes is None else f"those of {len(sizes)}"
                 raise PcrFormatError(
@@ -442,12 +440,11 @@ class PcrReader:
     def __enter__(self) -> PcrReader:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        root, options = self._arguments
-        return partial(PcrReader, **options), (root,)
+        return partial(PcrReader, **self._arguments[1]), self._arguments[:1]
 
     def __repr__(self) -> str:
         return f"PcrReader({self._storage.shown!r})"

@@ -6,6 +6,7 @@ each process. Which bytes a file system asks for, and how, is fsspec's.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import weakref
 from concurrent.futures import CancelledError
@@ -42,10 +43,6 @@ _INSTALL = {"s3": "pip install 'tensorcom[s3]'", "s3a": "pip install 'tensorcom[
 _TAGS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
 _FATAL = (PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, TypeError)
 
-# Clients of the parent, in a forked child. To let go of them would take their sockets out of
-# the epoll set that parent and child share, so that the parent waits for answers for ever.
-_left_by_parent: list[_Client] = []
-
 
 @dataclass(frozen=True)
 class _Client:
@@ -71,7 +68,10 @@ class _Client:
 
     def close(self) -> None:
         if self.pid != os.getpid():
-            _left_by_parent.append(self)
+            # A forked child never lets go of the parent's client, not even at its own end. That
+            # would take the sockets out of the epoll set that both share, so that the parent waits
+            # for answers for ever; and clients complain on stderr that they were not closed.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
             return
         if self.thread is not None:
             self.thread.close(lambda: _close_session(self.fs))
