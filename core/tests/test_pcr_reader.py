@@ -429,3 +429,18 @@ def test_heads_that_cannot_be_read_are_told_or_raised(tmp_path) -> None:
     assert [type(error) for error in errors] == [PcrIndexError]
     assert reader.starts.tolist() == [0, 5, 5, 12]
     assert len(reader.labels) == 12
+
+
+def test_sizes_of_records_that_do_not_frame_their_images(tmp_path, made) -> None:
+    with PcrReader(made.root) as reader:
+        assert reader.raw_sizes() is None
+    root = copy_golden("protobuf_raw", tmp_path / "set")
+    with PcrReader(root) as reader:
+        sizes, starts = reader.raw_sizes(), reader.starts
+        each = [reader.image_sizes(record) for record in range(len(reader.records))]
+        np.testing.assert_array_equal(sizes, np.concatenate(each))
+        damaged = reader.table.names[0]
+    (root / damaged).write_bytes(b"")
+    with PcrReader(root) as reader:
+        reader.read_heads(on_error=lambda error: None)
+        np.testing.assert_array_equal(reader.raw_sizes(), sizes[starts[1] :])

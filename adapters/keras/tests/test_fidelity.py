@@ -71,6 +71,27 @@ def test_a_change_shows_within_an_iteration(tmp_path, has_file) -> None:
     assert sizes[0] < sizes[-1]
 
 
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_change_under_way_is_seen(tmp_path, has_file) -> None:
+    root = write_set(tmp_path / "set", [1] * 40)
+    target = tmp_path / "control" if has_file else None
+    fidelity = FidelitySchedule([1, None], target=target)
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    dataset = pcr_dataset(root, batch_size=1, decode=False, shuffle=False, scan_groups=fidelity)
+    found = []
+    for jpegs, _ in dataset.with_options(options):
+        found += jpegs.numpy().tolist()
+        fidelity.set_epoch(1)
+    ends = []
+    for groups in (1, None):
+        (all_of_it,) = pcr_dataset(
+            root, batch_size=40, decode=False, shuffle=False, scan_groups=groups
+        )
+        ends.append(all_of_it[0].numpy().tolist())
+    assert (found[0], found[-1]) == (ends[0][0], ends[1][-1])
+
+
 def test_a_graph_that_comes_late_has_the_epoch_that_is(root) -> None:
     fidelity = FidelitySchedule([1, 4])
     fidelity.set_epoch(1)
@@ -101,10 +122,40 @@ def test_fit_sets_them(root) -> None:
     assert seen == [1, 2, 3]
 
 
-@pytest.mark.parametrize("schedule", [{}, [], {1: 3}, [0], [3, -1], {0: 2, 5: 0}])
+@pytest.mark.parametrize("schedule", [{}, [], {1: 3}, [0], [3, -1], {0: 2, 5: 0}, [1.5], "12"])
 def test_schedules_that_say_nothing_or_nonsense(schedule) -> None:
     with pytest.raises(ValueError, match="schedule"):
         FidelitySchedule(schedule)
+
+
+def test_a_relative_target_stays_where_it_is(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fidelity = FidelitySchedule([1, 2], target="control")
+    monkeypatch.chdir("/")
+    assert fidelity.bind(10) == str(tmp_path / "control")
+    fidelity.set_epoch(1)
+    assert (tmp_path / "control").read_text() == "2 1\n"
+
+
+def test_a_url_as_target(root) -> None:
+    fidelity = FidelitySchedule([1, 2], target="ram://fidelity/control")
+    dataset = pcr_dataset(root, scan_groups=fidelity, batch_size=2, decode=False)
+    first = size_of(dataset)
+    fidelity.set_epoch(1)
+    assert size_of(dataset) > first
+    with tf.io.gfile.GFile("ram://fidelity/control") as file:
+        assert file.read() == "2 1\n"
+    assert tf.io.gfile.listdir("ram://fidelity") == ["control"]
+
+
+def test_a_set_that_does_not_fit_changes_nothing() -> None:
+    fidelity = FidelitySchedule([11])
+    with pytest.raises(ValueError, match="scan_groups=11 in epoch 0, expected 1 to 10"):
+        fidelity.bind(10)
+    assert int(fidelity.bind(12)) == 11
+    strange = FidelitySchedule(lambda epoch: 1.5)
+    with pytest.raises(ValueError, match="scan_groups=1.5 in epoch 0"):
+        strange.bind(10)
 
 
 def test_numbers_out_of_range_of_the_set(root) -> None:

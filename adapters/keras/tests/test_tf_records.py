@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +188,10 @@ def set_seed():
     tf.random.set_seed(1)
 
 
+def test_seeds_may_be_large(root) -> None:
+    assert sorted(labels_of(taken(opened(root, seed=2**64 + 1)))) == list(range(TOTAL))
+
+
 def test_the_seed_of_tensorflow_changes_nothing(root, set_seed) -> None:
     """Ranks that set seeds of their own share one order; 0 is what many set."""
     found = []
@@ -313,3 +318,10 @@ def test_a_relative_root_may_be_left(root, monkeypatch) -> None:
     dataset = opened(root.name, shuffle=False)
     monkeypatch.chdir("/")
     assert labels_of(taken(dataset)) == list(range(TOTAL))
+
+
+def test_names_that_are_no_text(tmp_path) -> None:
+    root = write_set(tmp_path / os.fsdecode(b"set\xff"), [3])
+    control = tmp_path / os.fsdecode(b"control\xff")
+    control.write_text("2")
+    assert labels_of(taken(opened(root, shuffle=False, scan_groups=control))) == [0, 1, 2]

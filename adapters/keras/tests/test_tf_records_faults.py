@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import numpy as np
@@ -131,6 +132,16 @@ def break_image(root, image: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.parametrize("damage", [remove, empty, break_metadata])
+def test_heads_that_cannot_be_read_when_a_set_is_opened(root, capfd, damage) -> None:
+    damage(root)
+    with pytest.raises(PcrError, match=r"PCR_1\.pcr"):
+        opened(root)
+    dataset = opened(root, on_error="skip", end="uneven")
+    assert re.search(r"tensorcom: .*PCR_1\.pcr.*: record skipped", capfd.readouterr().err)
+    assert labels_of(taken(dataset)) == sorted(set(range(TOTAL)) - LOST)
+
+
 def test_a_damaged_image_is_named(root) -> None:
     break_image(root, 2)
     dataset = opened(root)
@@ -203,6 +214,16 @@ def test_a_link_out_of_the_set(root, tmp_path) -> None:
         opened(root)
 
 
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_a_record_that_is_no_file(tmp_path, policy) -> None:
+    """X03: opening a pipe would wait for ever."""
+    made = make_set(tmp_path / "set")
+    made.file(1).unlink()
+    os.mkfifo(made.file(1))
+    with pytest.raises(PcrFormatError, match=f"{made.file(1)}: is no regular file"):
+        opened(made.root, on_error=policy)
+
+
 def test_a_record_damaged_while_it_is_read_is_no_hang(root) -> None:
     """Both stages run ahead; what they meet comes when its batch does."""
     dataset = opened(root, num_parallel_reads=3)
@@ -260,6 +281,18 @@ def test_a_variable_that_goes_out_of_range(root) -> None:
         groups.assign(wrong)
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"scan_groups={wrong}, expected"):
             taken(dataset)
+
+
+@pytest.mark.parametrize("text", ["", "x", "2.5", "2 x", "2 1 3", "9" * 30])
+def test_a_file_that_holds_no_number(root, tmp_path, text) -> None:
+    control = tmp_path / "control"
+    control.write_text("3")
+    dataset = opened(root, scan_groups=control)
+    control.write_text(text)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{control} holds .*{text}"):
+        taken(dataset)
+    with pytest.raises(ValueError, match=f"{control} holds .*{text}"):
+        opened(root, scan_groups=control)
 
 
 def test_sets_without_samples_or_batches(tmp_path, root) -> None:

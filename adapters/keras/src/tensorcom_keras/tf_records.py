@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 BUFFER = 1000
 _AUGMENTATIONS = ("train", "eval", None)
 _BATCHES_AT_ONCE = 2
+_WAITING = 2 + _BATCHES_AT_ONCE  # threads that wait for others
 
 
 def pcr_dataset(
@@ -92,7 +93,8 @@ def pcr_dataset(
         on_error: "raise" an error that names record and image, or "skip" what is damaged and print
             a line for it to stderr; the number of batches is then not known beforehand.
         deterministic: batches come in their order; False lets those that are ready overtake.
-        num_parallel_reads: records that are read at the same time, each of which is in memory.
+        num_parallel_reads: records that are read at the same time. Each is in memory, several times
+            while it is taken apart.
         num_parallel_calls: images decoded at the same time; None takes the usable cores.
         readahead: on Linux, a thread asks the kernel ahead of time for the prefixes that will be
             read, which keeps it from reading more.
@@ -172,6 +174,10 @@ def pcr_dataset(
     options = tf.data.Options()
     # Reading files inside of functions counts as state, which checkpoints could not hold.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    # TensorFlow has a thread for each core, and a read that waits for storage holds one: with as
+    # many reads as cores, nothing would be decoded meanwhile.
+    calls = num_parallel_calls or usable_cores()
+    options.threading.private_threadpool_size = calls + num_parallel_reads + _WAITING
     dataset = dataset.with_options(options)
     if steps.ahead is not None:
         steps.ahead.start(dataset)
