@@ -23,6 +23,7 @@ RANKS = {
     "_version": 0,
     "errors": 0,
     "locks": 0,
+    "ahead": 1,
     "arrays": 1,
     "buffers": 1,
     "images": 1,

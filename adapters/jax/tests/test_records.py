@@ -59,8 +59,8 @@ def read_ahead(records: DeviceRecords, batches: int) -> Iterator[Any]:
     """Iterate, and wait until the thread has read all that it may read ahead."""
     iterator = iter(records)
     next(iterator)
-    running: Any = records._running
-    assert wait_for(lambda: len(running._items) == batches or running._is_done)
+    running: Any = records._running._shelf
+    assert wait_for(lambda: len(running._items) == batches or running._is_finished)
     yield iterator
     iterator.close()
 
@@ -196,7 +196,7 @@ def test_each_iteration_is_the_next_epoch_also_after_a_break(root: Path) -> None
 def test_the_epoch_is_that_of_what_was_handed_out(root: Path) -> None:
     with opened(root, prefetch=BATCHES) as records:
         with read_ahead(records, BATCHES):
-            assert records._running._is_done, "the thread is at the end"
+            assert records._running._shelf._is_finished, "the thread is at the end"
             assert records.epoch == 0
             assert records.state_dict()["done"][0][-1] == 1
         assert samples_of(records) == core(root, 1)
@@ -205,16 +205,16 @@ def test_the_epoch_is_that_of_what_was_handed_out(root: Path) -> None:
 def test_an_iteration_from_which_nothing_was_taken_is_none(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tensorcom_jax.ahead import Ahead
+    from tensorcom.ahead import Ahead
 
     with opened(root) as records:
         with monkeypatch.context() as patch:
 
             def interrupted(self: Any) -> Any:
-                assert wait_for(lambda: self._items)
+                assert wait_for(lambda: self._shelf._items)
                 raise KeyboardInterrupt
 
-            patch.setattr(Ahead, "take", interrupted)
+            patch.setattr(Ahead, "__next__", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 next(iter(records))
         assert own_threads() == []
@@ -242,7 +242,7 @@ def test_a_state_counts_what_was_handed_out_whatever_was_read_ahead(root: Path, 
         iterator = iter(records)
         found = samples_of(itertools.islice(iterator, taken))
         if taken:
-            assert wait_for(lambda: records._running._is_done)
+            assert wait_for(lambda: records._running._shelf._is_finished)
         state = json.loads(json.dumps(records.state_dict()))
         iterator.close()
         assert records.state_dict() == state

@@ -222,7 +222,7 @@ def test_an_error_that_was_met_ahead_comes_in_its_place_also_in_the_next_iterati
     ) as stream:
         batches = iter(stream)
         assert numbers([next(batches)]) == [0]
-        assert wait_for(lambda: stream._live._running.error)
+        assert wait_for(lambda: stream._live._running._shelf._error)
         batches.close()
         batches = iter(stream)
         assert numbers([next(batches)]) == [1]
@@ -241,7 +241,7 @@ def test_a_timeout_ahead_of_use_is_forgotten_by_the_next_iteration() -> None:
     with streaming(late(), timeout_s=0.3) as stream:
         batches = iter(stream)
         assert numbers([next(batches)]) == [0]
-        assert wait_for(lambda: stream._live._running.error)
+        assert wait_for(lambda: stream._live._running._shelf._error)
         batches.close()
         go_on.set()
         assert numbers(stream) == [1]

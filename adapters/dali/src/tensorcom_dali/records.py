@@ -10,9 +10,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from tensorcom import ClosedError, SourceError
+from tensorcom.ahead import Ahead
 from tensorcom.pcr import PcrReader
 from tensorcom.pcr import PcrSource as CoreSource
-from tensorcom_dali.ahead import Ahead
 from tensorcom_dali.feed import ENDED_EARLY, FORKED, Batch, Source
 from tensorcom_dali.images import Damage, Run
 from tensorcom_dali.parallel import RecordBatches
@@ -246,7 +246,9 @@ class PcrSource(Source):
         if ahead is None:
             raise ClosedError(ENDED_EARLY)
         try:
-            batch = ahead.pop()
+            batch = next(ahead)
+        except ClosedError:
+            raise ClosedError(ENDED_EARLY) from None
         except StopIteration:
             if ahead is not self._ahead:
                 raise ClosedError(ENDED_EARLY) from None

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorcom import ClosedError, Connection, ReceiveTimeoutError, SourceError, ZmqUrlError
+from tensorcom.ahead import Ahead
 from tensorcom.converters import as_list, check_layout, convert_layout, transform_with
 from tensorcom.progress import Ends, Progress
 from tensorcom.zmq_url import expand_urls, parse_url, share_urls
-from tensorcom_dali.ahead import Ahead
 from tensorcom_dali.feed import ENDED_EARLY, FORKED, Batch, Source
 from tensorcom_dali.ranks import current_shard
 
@@ -139,10 +139,7 @@ class StreamSource(Source):
         """Return the next batch and leave it there; None at the end of the stream."""
         self.begin()
         assert self._ahead is not None
-        batch = self._ahead.peek()
-        if batch is None:
-            self._ahead.close()  # that the stream ended was told
-        return batch
+        return self._ahead.peek()
 
     def _first_form(self) -> list[tuple[str, int]]:
         if self._form is None:
@@ -192,7 +189,7 @@ class StreamSource(Source):
             self._forget()
         if self._ahead is not None and isinstance(self._ahead.failure, ReceiveTimeoutError):
             self._ahead.close()  # nobody asked then
-        if self._ahead is not None and not self._ahead.is_over:
+        elif self._ahead is not None and not self._ahead.is_over:
             return
         if self._connection is None:
             self._connection = self._make_connection()
@@ -214,11 +211,9 @@ class StreamSource(Source):
         if ahead is None:
             raise ClosedError(ENDED_EARLY)
         try:
-            batch = ahead.pop()
-        except StopIteration:
-            if ahead is not self._ahead:
-                raise ClosedError(ENDED_EARLY) from None
-            raise
+            batch = next(ahead)
+        except ClosedError:
+            raise ClosedError(ENDED_EARLY) from None
         form = _form_of(batch.arrays)
         if self._form is None:
             self._form = form

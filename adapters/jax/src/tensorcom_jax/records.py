@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensorcom.ahead import Ahead
 from tensorcom.converters import check_layout, convert_layout
 from tensorcom.pcr import PcrReader, PcrSource
-from tensorcom_jax.ahead import Ahead
 from tensorcom_jax.placement import Placement, default_device
 
 if TYPE_CHECKING:
@@ -249,8 +249,7 @@ class DeviceRecords:
         self._has_begun = False
         ahead = self._running = Ahead(self._placing(source, batches), depth=self._prefetch)
         try:
-            while found := ahead.take():
-                batch, self._handed = found.pop()
+            for batch, self._handed in ahead:
                 self._has_begun = True
                 yield batch.pop()
             self._has_begun, self._handed = True, None

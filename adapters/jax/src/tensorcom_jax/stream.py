@@ -7,15 +7,16 @@ core's Connection, and where arrays go `placement`'s.
 from __future__ import annotations
 
 import os
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from tensorcom import Connection, ReceiveTimeoutError, ZmqUrlError
+from tensorcom.ahead import Ahead
 from tensorcom.converters import as_list, check_layout, convert_layout, transform_with
 from tensorcom.progress import Ends, Progress
 from tensorcom.zmq_url import ZmqUrl, expand_urls, parse_url, share_urls
-from tensorcom_jax.ahead import Ahead
 from tensorcom_jax.placement import Placement, default_device
 
 if TYPE_CHECKING:
@@ -114,11 +115,9 @@ class DeviceStream:
     def __iter__(self) -> Iterator[Batch]:
         live = self._open()
         iteration = live.start(self._length, self._prefetch, self._placed)
-        left = self._length
         try:
-            while left != 0 and (found := iteration.take()):
-                left = None if left is None else left - 1
-                yield found.pop()
+            # No variable, which would hold a batch on its device until the next one comes.
+            yield from islice(iteration, self._length)
         finally:
             live.finish(iteration)
 
@@ -178,12 +177,13 @@ class _Live:
             self.finish(self._running)
         waiting, error, is_over = self._waiting, self._error, self._is_over
         self._waiting, self._error, self._is_over = [], None, False
-        make = None
-        if not is_over and error is None:
+        if is_over or error is not None:
+            make = _nothing_but(error)
+        else:
             self._ends = self._ends.current()
             left = None if length is None else max(0, length - len(waiting))
             make = self._receiving(_Counting(left, ends=self._ends), place)
-        self._running = Ahead(make, depth=prefetch, first=waiting, error=error)
+        self._running = Ahead(make, depth=prefetch, first=waiting)
         return self._running
 
     def _receiving(
@@ -207,7 +207,8 @@ class _Live:
         self._waiting = iteration.close()
         self._is_over = self._ends.complete and not iteration.is_over
         # By the next iteration, a message may have come.
-        self._error = None if isinstance(iteration.error, ReceiveTimeoutError) else iteration.error
+        failure = iteration.failure
+        self._error = None if isinstance(failure, ReceiveTimeoutError) else failure
 
     def close(self) -> None:
         """End the iteration and close the socket."""
@@ -215,6 +216,17 @@ class _Live:
             self._running.close()
         self._running = None
         self._connection.close()
+
+
+def _nothing_but(
+    error: BaseException | None,
+) -> Callable[[Callable[[], bool]], Generator[Batch, None, None]]:
+    def receive(_: Callable[[], bool]) -> Generator[Batch, None, None]:
+        if error is not None:
+            raise error
+        yield from ()
+
+    return receive
 
 
 def connect(urls: list[ZmqUrl], shard: tuple[int, int], config: dict[str, Any]) -> Connection:
