@@ -17,17 +17,9 @@ from tensorcom import ClosedError
 from tensorcom.ahead import Ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator
 
 WAIT_S = 30
-
-
-@pytest.fixture(autouse=True)
-def no_threads_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    gc.collect()
-    assert wait_for(lambda: set(threading.enumerate()) <= before)
 
 
 def wait_for(condition: Callable[[], object]) -> bool:

@@ -249,8 +249,8 @@ def test_progress(folder, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"images_per_record": 0}, "images_per_record=0, expected 1 or more"),
-        ({"workers": -1}, "workers=-1, expected 1 or more"),
+        ({"images_per_record": 0}, "images_per_record=0, expected at least 1"),
+        ({"workers": -1}, "workers=-1, expected at least 1"),
         ({"on_error": "ignore"}, "on_error='ignore', expected 'raise' or 'skip'"),
         ({"reencode": 0}, "reencode=0, expected a quality of 1 to 100"),
         ({"class_names": ["a"]}, "class_names is for shards and iterables"),

@@ -307,7 +307,7 @@ def test_wrong_arguments(source, arguments, text) -> None:
 def test_options_are_the_readers(source, root) -> None:
     with pytest.raises(TypeError):
         source(no_such_option=1)
-    with PcrReader(root) as reader, pytest.raises(ValueError, match="retries: options of a reader"):
+    with PcrReader(root) as reader, pytest.raises(TypeError, match="retries: no option of a Pcr"):
         source(reader, retries=1)
 
 

@@ -178,7 +178,7 @@ def test_X06_a_record_over_the_limit_is_refused_and_the_set_goes_on(tmp_path, mo
 @pytest.mark.parametrize(
     ("options", "error", "reason"),
     [
-        ({"images_per_record": 0}, ValueError, "images_per_record=0, expected 1 or more"),
+        ({"images_per_record": 0}, ValueError, "images_per_record=0, expected at least 1"),
         ({"class_names": "ab"}, ValueError, "class_names='ab', expected a sequence of names"),
         ({"script": "none"}, PcrFormatError, "is neither a scan script"),
     ],

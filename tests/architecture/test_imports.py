@@ -21,6 +21,7 @@ MACHINE_PATH = re.compile(r"(^|[^A-Za-z0-9_.])/(wor[k]|far[m])/", re.MULTILINE)
 # A module of core imports modules of a lower rank, and its own package. "" is the package itself.
 RANKS = {
     "_version": 0,
+    "arguments": 0,
     "errors": 0,
     "locks": 0,
     "ahead": 1,

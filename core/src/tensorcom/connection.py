@@ -10,6 +10,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tensorcom.arguments import check_share
 from tensorcom.buffers import BufferPool
 from tensorcom.converters import (
     as_list,
@@ -125,11 +126,10 @@ class Connection(Steps):
         self._transforms = as_list(batch_transforms)
         self._device, self._converters_given = device, converters
         self._converters = resolve_converters(converters, device)
-        self._layout = layout
         self._topic = topic.encode() if isinstance(topic, str) else bytes(topic)
-        self._on_bad_message = on_bad_message
+        self._layout, self._on_bad_message = layout, on_bad_message
         self._send_meta, self._copy = send_meta, copy
-        self._split = split
+        self._split = None if split is None else check_share("split", split)
         self._options = SocketOptions(**options)  # a TypeError names an unknown one
         self._horizon = stats_horizon
         self._urls: list[ZmqUrl] = []

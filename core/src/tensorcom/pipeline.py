@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensorcom.arguments import check_integers
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -35,8 +37,7 @@ class Steps:
 
         What waits in the buffer is copied, so that a sample does not keep its whole batch alive.
         """
-        if buffer < 1:
-            raise ValueError(f"buffer={buffer}, expected 1 or more")
+        check_integers(1, buffer=buffer)
         return Stream(lambda: _shuffle(self, buffer, seed), batched=self._batched)
 
     def rebatch(self, n: int, *, partial: bool = True) -> Stream:
@@ -46,8 +47,7 @@ class Steps:
             n: samples per batch.
             partial: whether a last batch of fewer is yielded.
         """
-        if n < 1:
-            raise ValueError(f"n={n}, expected 1 or more")
+        check_integers(1, n=n)
         regroup = _rebatch if self._batched else _batch
         return Stream(lambda: regroup(self, n, partial=partial))
 

@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 
 import braceexpand
 
+from tensorcom.arguments import check_share
 from tensorcom.errors import ZmqUrlError
 
 if TYPE_CHECKING:
@@ -255,9 +256,7 @@ def share_urls(
     Raises:
         ValueError: `shard` is not a number from 0 and the count over it.
     """
-    reader, readers = shard
-    if not 0 <= reader < readers:
-        raise ValueError(f"shard={shard}, expected a number from 0 and the count over it")
+    reader, readers = check_share("shard", shard)
     if readers == 1 or urls[0].kind == "pull" or any(url.binds for url in urls):
         return list(urls), None
     if len(urls) >= readers:

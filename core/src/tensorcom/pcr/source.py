@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensorcom.arguments import check_integers, check_share
 from tensorcom.errors import SourceError
 from tensorcom.images import keep_freed_memory, usable_cores
 from tensorcom.locks import ForkLock
@@ -125,17 +126,11 @@ class PcrSource:
         if end not in ENDS:
             raise ValueError(f"end={end!r}, expected one of {', '.join(ENDS)}")
         _check_decoding(size=size, augment=augment, transform=transform, decode=decode)
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("buffer", buffer, 0),
-            ("seed", seed, 0),
-            ("prefetch", prefetch, 1),
-            ("threads", 1 if threads is None else threads, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name}={value}, expected at least {least}")
-        rank, ranks = _check_part("shard", shard)
-        reader_number, workers = _check_part("worker", worker)
+        check_integers(1, batch_size=batch_size, prefetch=prefetch)
+        check_integers(1, threads=threads, optional=True)
+        check_integers(0, buffer=buffer, seed=seed)
+        rank, ranks = check_share("shard", shard)
+        reader_number, workers = check_share("worker", worker)
         self.shard, self.worker = (rank, ranks), (reader_number, workers)
         # Without a shuffle, nothing of the buffer shows: states then fit whatever it says.
         moves = buffer if shuffle else 0
@@ -151,7 +146,7 @@ class PcrSource:
         self._owns_reader = not isinstance(root, PcrReader)
         if isinstance(root, PcrReader):
             if options:
-                raise ValueError(f"{', '.join(options)}: options of a reader that is open already")
+                raise TypeError(f"{', '.join(options)}: no option of a PcrSource on an open reader")
             self.reader = root
         else:
             self.reader = PcrReader(root, **options)
@@ -318,8 +313,7 @@ class PcrSource:
 
         A loaded state of that epoch that waits for the next iteration is kept.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch={epoch}, expected at least 0")
+        check_integers(0, epoch=epoch)
         if self._start is not None or self._base.epoch != epoch:
             self._restart(Progress(epoch))
             self._current = None
@@ -353,8 +347,7 @@ class PcrSource:
                 out since all of it was skipped counts.
             workers: how many workers they were of; None takes this object's count.
         """
-        if batches < 0:
-            raise ValueError(f"batches={batches}, expected at least 0")
+        check_integers(0, batches=batches)
         split = replace(self._split, workers=workers or self._split.workers)
         start = self._base.start(split, self.worker[0])
         total = start.before + batches
@@ -417,13 +410,6 @@ class PcrSource:
         self._forget_iterations()
 
 
-def _check_part(name: str, part: tuple[int, int]) -> tuple[int, int]:
-    index, count = part
-    if not 0 <= index < count:
-        raise ValueError(f"{name}={part}, expected a number from 0 and the count over it")
-    return int(index), int(count)
-
-
 def _check_decoding(
     *, size: int | None, augment: str | None, transform: object, decode: bool
 ) -> None:
@@ -434,5 +420,5 @@ def _check_decoding(
             raise ValueError("transform needs decode=True")
     elif size is None and augment is not None:
         raise ValueError(f"augment={augment!r} needs a size; whole images need augment=None")
-    elif size is not None and size < 1:
-        raise ValueError(f"size={size}, expected at least 1")
+    else:
+        check_integers(1, size=size, optional=True)

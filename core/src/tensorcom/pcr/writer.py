@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tensorcom.arguments import check_integers
 from tensorcom.errors import PcrError
 from tensorcom.images.folder import printable
 from tensorcom.pcr.assemble import RecordBuilder, check_label, merge_tables, write_set
@@ -60,8 +61,7 @@ class PcrWriter:
         sqlite_index: bool = False,
         force: bool = False,
     ) -> None:
-        if images_per_record < 1:
-            raise ValueError(f"images_per_record={images_per_record}, expected 1 or more")
+        check_integers(1, images_per_record=images_per_record)
         if isinstance(class_names, str):
             raise ValueError(f"class_names={class_names!r}, expected a sequence of names")  # noqa: TRY004
         self._script = script if isinstance(script, ScanScript) else load_script(script)

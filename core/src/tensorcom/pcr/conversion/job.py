@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensorcom.arguments import check_integers
 from tensorcom.errors import ImageError, JpegError, PcrError, PcrWriteError, SourceError
 from tensorcom.images import keep_freed_memory, map_ordered, usable_cores
 from tensorcom.images.folder import printable
@@ -169,10 +170,7 @@ class _Options:
     sqlite_index: bool
 
     def __post_init__(self) -> None:
-        if self.images_per_record < 1:
-            raise ValueError(f"images_per_record={self.images_per_record}, expected 1 or more")
-        if self.workers < 1:
-            raise ValueError(f"workers={self.workers}, expected 1 or more")
+        check_integers(1, images_per_record=self.images_per_record, workers=self.workers)
         if self.on_error not in ("raise", "skip"):
             raise ValueError(f"on_error={self.on_error!r}, expected 'raise' or 'skip'")
         if self.reencode is not None and not 1 <= self.reencode <= 100:
