@@ -149,6 +149,21 @@ def test_a_call_that_hangs_is_not_waited_for_too_long() -> None:
     assert future.result(WAIT_S) is None
 
 
+def test_calls_that_hang_are_waited_for_together(monkeypatch) -> None:
+    now = [100.0]
+
+    class Hanging:
+        def join(self, timeout: float) -> None:
+            waited.append(timeout)
+            now[0] += timeout
+
+    waited: list[float] = []
+    monkeypatch.setattr("tensorcom.images.pool.time.monotonic", lambda: now[0])
+    with WorkerThreads(3, "hangs", close_wait_s=2.0) as pool:
+        pool._threads.extend(Hanging() for _ in range(3))
+    assert waited == [2.0, 0.0, 0.0]
+
+
 FORK = """
 import os, signal
 from tensorcom.images import WorkerThreads

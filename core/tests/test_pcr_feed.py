@@ -106,3 +106,32 @@ def test_leaving_drops_what_was_not_read(monkeypatch) -> None:
         if thread.name.startswith("tensorcom-read"):
             thread.join(WAIT_S)
     assert read == [0]
+
+
+def test_threads_read_at_the_same_time_and_the_order_stays() -> None:
+    together = threading.Barrier(3)
+
+    def read(record: int) -> int:
+        together.wait(WAIT_S)
+        return record
+
+    with RecordFeed(read, lambda _: 1, range(9), threads=3) as feed:
+        assert [feed.get(record) for record in range(9)] == list(range(9))
+    assert not threads_left()
+
+
+def test_no_more_records_are_read_at_a_time_than_there_are_threads() -> None:
+    gate, log = threading.Event(), Log()
+
+    def read(record: int) -> SimpleNamespace:
+        found = log(record)
+        assert gate.wait(WAIT_S)
+        return found
+
+    with RecordFeed(read, lambda _: 1, range(5), threads=2) as feed:
+        with log.arrived:
+            assert log.arrived.wait_for(lambda: len(log.read) == 2, WAIT_S)
+        assert not feed.is_ready(0)
+        assert sorted(log.read) == [0, 1]
+        gate.set()
+        assert [feed.get(record).number for record in range(5)] == list(range(5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 
 import numpy as np
@@ -245,6 +246,21 @@ def test_each_record_is_read_once_in_the_order_of_use(source, root) -> None:
         assert reader.begun == list(dict.fromkeys(records.tolist()))
 
 
+def test_more_threads_may_read_at_the_same_time(source, root) -> None:
+    together = threading.Barrier(2)  # there are four records
+
+    class Pairs(PcrReader):
+        def read_prefix(self, record, **arguments):
+            together.wait(60)
+            return super().read_prefix(record, **arguments)
+
+    expected = labels_of(source())
+    with Pairs(root) as reader:
+        one = source(reader, read_threads=2)
+        assert labels_of(one) == expected
+        assert one.bytes_read == reader.group_bytes[-1]
+
+
 def test_scan_groups_can_change_while_running(source, root, monkeypatch) -> None:
     monkeypatch.setattr("tensorcom.pcr.feed.AHEAD_BYTES", 0)
     with WatchedReader(root) as reader:
@@ -287,6 +303,7 @@ def test_a_source_describes_itself(source, root) -> None:
         ({"seed": -1}, "seed=-1"),
         ({"prefetch": 0}, "prefetch=0"),
         ({"threads": 0}, "threads=0"),
+        ({"read_threads": 0}, "read_threads=0"),
         ({"size": 0}, "size=0"),
         ({"scan_groups": 11}, "scan_groups=11, expected 1 to 10"),
         ({"scan_groups": 0}, "scan_groups=0"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
@@ -81,8 +82,9 @@ class WorkerThreads:
         for_ever = self._close_wait_s is None
         self._pool.shutdown(wait=may_wait and for_ever, cancel_futures=True)
         if may_wait and not for_ever:
+            deadline = time.monotonic() + (self._close_wait_s or 0)
             for thread in self._threads:
-                thread.join(self._close_wait_s)
+                thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def map_ordered(

@@ -1,7 +1,7 @@
 """From an order of samples to batches.
 
 Owns how reading and decoding overlap, and what becomes of samples that cannot be had; knows nothing
-of epochs, readers or states. Two sorts of thread work ahead of the caller: one reads records, the
+of epochs, readers or states. Two sorts of thread work ahead of the caller: some read records, the
 others decode images into the batches that they belong to.
 """
 
@@ -61,6 +61,7 @@ class Plan:
         batch_size: samples in a batch.
         decoder: what is done to images; None hands out their bytes.
         threads: threads that decode.
+        read_threads: threads that read records.
         prefetch: batches that are decoded before they are asked for.
         skip: called with the number of samples that are skipped and the error, once for a record;
             None raises the error.
@@ -69,6 +70,7 @@ class Plan:
     batch_size: int
     decoder: Decoder | None
     threads: int
+    read_threads: int
     prefetch: int
     skip: Callable[[int, Exception | None], object] | None
 
@@ -94,7 +96,8 @@ def load_batches(
     """
     uses = _Uses(records.starts, samples)
     decoder = plan.decoder
-    with RecordFeed(records.read, records.size, uses.first_use()) as feed:
+    first_use = uses.first_use()
+    with RecordFeed(records.read, records.size, first_use, threads=plan.read_threads) as feed:
         tasks = _Tasks(records, uses, feed, plan)
         work = _Work(decoder, epoch, skips=plan.skip is not None)
         with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Records in the order in which they are needed, read ahead in a thread.
+"""Records in the order in which they are needed, read ahead in threads.
 
 Owns when a record is read and how long it is kept; knows nothing of samples, batches or storage.
 """
@@ -24,13 +24,14 @@ class RecordFeed:
     """Reads records one after the other, before they are asked for.
 
     Args:
-        read: reads one record; called in the thread of the feed.
+        read: reads one record; called in a thread of the feed.
         size: bytes that reading it takes.
         records: their numbers, in the order of their first use, each once.
         ahead_bytes: most bytes of records that are read or being read before they are asked for;
             one record is read ahead whatever its size.
+        threads: that read, each one record at a time.
 
-    Use as a context manager: leaving it ends the thread and drops all records.
+    Use as a context manager: leaving it ends the threads and drops all records.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class RecordFeed:
         records: Iterable[int],
         *,
         ahead_bytes: int = AHEAD_BYTES,
+        threads: int = 1,
     ) -> None:
         self._read, self._size, self._ahead_bytes = read, size, ahead_bytes
         self._next = deque(records)
@@ -47,14 +49,14 @@ class RecordFeed:
         self._bytes = 0
         self._held: dict[int, RecordPrefix | Exception] = {}
         # A request to storage cannot be interrupted: one that hangs is left to its own timeout.
-        self._thread = WorkerThreads(1, "tensorcom-read", close_wait_s=_CLOSE_WAIT_S)
+        self._threads = WorkerThreads(threads, "tensorcom-read", close_wait_s=_CLOSE_WAIT_S)
 
     def __enter__(self) -> RecordFeed:
         self._pump()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._thread.__exit__(*exc_info)
+        self._threads.__exit__(*exc_info)
         self._ahead.clear()
         self._held.clear()
 
@@ -65,7 +67,7 @@ class RecordFeed:
             if self._ahead and self._bytes + size > self._ahead_bytes:
                 break
             self._next.popleft()
-            self._ahead[record] = self._thread.submit(self._read, record), size
+            self._ahead[record] = self._threads.submit(self._read, record), size
             self._bytes += size
 
     def is_ready(self, record: int) -> bool:

@@ -41,9 +41,9 @@ class PcrSource:
     """Batches of images and labels from a set of records, epoch after epoch.
 
     Each iteration is one epoch, and the next one is the next epoch: also after one that was left
-    early. A state that was loaded is gone on from by the iteration that follows. Records are read
-    ahead by one thread and images decoded ahead by others; they are started by an iteration, and
-    end with it, when it is closed, or when its iterator is dropped.
+    early. A state that was loaded is gone on from by the iteration that follows. Threads read
+    records and decode images ahead of use; they are started by an iteration, and end with it, when
+    it is closed, or when its iterator is dropped.
 
     Args:
         root: directory or URL of a set, or an open `PcrReader`, which stays open.
@@ -66,6 +66,8 @@ class PcrSource:
             last sample, "drop" leaves out what is too much; "uneven" leaves counts that differ.
         drop_last: leave out a last batch of fewer samples.
         threads: that decode; None is one for each core that the process may use.
+        read_threads: that read records, each one at a time. More than one pays where an answer
+            takes long to come, as from an object store.
         guard: add guard scans where they are exact, which makes incomplete images cheaper to decode
             and their pixels independent of the decoder's version.
         on_error: "raise" on a record or image that is damaged, or "skip" it, so that its batch has
@@ -115,6 +117,7 @@ class PcrSource:
         end: str = "wrap",
         drop_last: bool = False,
         threads: int | None = None,
+        read_threads: int = 1,
         guard: bool = True,
         on_error: str = "raise",
         on_skip: Callable[[Exception], object] | None = None,
@@ -126,7 +129,7 @@ class PcrSource:
         if end not in ENDS:
             raise ValueError(f"end={end!r}, expected one of {', '.join(ENDS)}")
         _check_decoding(size=size, augment=augment, transform=transform, decode=decode)
-        check_integers(1, batch_size=batch_size, prefetch=prefetch)
+        check_integers(1, batch_size=batch_size, prefetch=prefetch, read_threads=read_threads)
         check_integers(1, threads=threads, optional=True)
         check_integers(0, buffer=buffer, seed=seed)
         rank, ranks = check_share("shard", shard)
@@ -137,6 +140,7 @@ class PcrSource:
         self._split = Split(ranks, workers, batch_size, end, drop_last, moves)
         self._shuffle, self._seed = shuffle, seed
         self.threads, self.prefetch = threads, prefetch
+        self._read_threads = read_threads
         self._skips, self._on_skip = on_error == "skip", on_skip
         self.skipped, self.bytes_read = 0, 0
         self.samples: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -276,6 +280,7 @@ class PcrSource:
             batch_size=self._split.batch_size,
             decoder=self._decoder,
             threads=self.threads or usable_cores(),
+            read_threads=self._read_threads,
             prefetch=self.prefetch,
             skip=self._skip if self._skips else None,
         )
