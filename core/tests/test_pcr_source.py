@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
+import fsspec
 import numpy as np
 import pytest
 from pcr_set_helpers import (
@@ -259,6 +260,22 @@ def test_more_threads_may_read_at_the_same_time(source, root) -> None:
         one = source(reader, read_threads=2)
         assert labels_of(one) == expected
         assert one.bytes_read == reader.group_bytes[-1]
+
+
+def test_a_remote_set_is_read_by_several_threads(source, root) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(f"{root}/", "/remote/", recursive=True)
+    together = threading.Barrier(4)
+
+    class Fours(PcrReader):
+        def read_prefix(self, record, **arguments):
+            together.wait(60)
+            return super().read_prefix(record, **arguments)
+
+    with Fours("memory://remote") as reader:
+        assert not reader.is_local
+        assert labels_of(source(reader)) == labels_of(source())
+    memory.rm("/remote", recursive=True)
 
 
 def test_scan_groups_can_change_while_running(source, root, monkeypatch) -> None:

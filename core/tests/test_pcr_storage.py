@@ -126,8 +126,10 @@ def test_only_a_directory_has_local_paths(storage, place):
     path = storage.local_path(NAMES[1])
     if "file:" in place[0] or "://" not in place[0]:
         assert path.read_bytes() == files()[NAMES[1]]
+        assert storage.is_local
     else:
         assert path is None
+        assert not storage.is_local
 
 
 def test_pickles_by_configuration(storage):

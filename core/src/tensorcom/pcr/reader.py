@@ -83,6 +83,7 @@ class PcrReader:
 
     Attributes:
         root: where the set is, as given.
+        is_local: whether that is a directory of this machine, mounted or not.
         manifest: what the set says of itself; None for sets of the original.
         class_names: name of each label; None for sets of the original, which do not say.
         scan_groups: groups of the set: scan_groups=1 to this many can be read.
@@ -108,6 +109,7 @@ class PcrReader:
         self._arguments = (root, {"cache": cache, "storage_options": storage_options, **options})
         self._storage = open_storage(root, cache=cache, storage_options=storage_options, **options)
         self.root = self._storage.root
+        self.is_local = self._storage.is_local
         self._lock = ForkLock()
         self._heads: _Heads | None = None
         self._last: tuple[int, RecordPrefix] | None = None
@@ -293,9 +295,7 @@ class PcrReader:
         """Read a record as `read_record` does; its images are joined when they are asked for.
 
         Raises:
-            PcrFormatError: as for `read_record`.
-            PcrReadError: as for `read_record`.
-            ValueError: as for `read_record`.
+            PcrError, ValueError: as for `read_record`.
         """
         groups = self.table.check_groups(scan_groups)
         record = self._check_record(record)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Batch = tuple[NDArray[Any] | list[Any], NDArray[np.int32]]
 
 BUFFER = 1000
+_REMOTE_READS = 4
 
 
 class PcrSource:
@@ -66,8 +67,8 @@ class PcrSource:
             last sample, "drop" leaves out what is too much; "uneven" leaves counts that differ.
         drop_last: leave out a last batch of fewer samples.
         threads: that decode; None is one for each core that the process may use.
-        read_threads: that read records, each one at a time. More than one pays where an answer
-            takes long to come, as from an object store.
+        read_threads: that read records, each one at a time; None is 1 for a directory, and 4
+            elsewhere, where an answer may take long to come.
         guard: add guard scans where they are exact, which makes incomplete images cheaper to decode
             and their pixels independent of the decoder's version.
         on_error: "raise" on a record or image that is damaged, or "skip" it, so that its batch has
@@ -117,7 +118,7 @@ class PcrSource:
         end: str = "wrap",
         drop_last: bool = False,
         threads: int | None = None,
-        read_threads: int = 1,
+        read_threads: int | None = None,
         guard: bool = True,
         on_error: str = "raise",
         on_skip: Callable[[Exception], object] | None = None,
@@ -129,8 +130,8 @@ class PcrSource:
         if end not in ENDS:
             raise ValueError(f"end={end!r}, expected one of {', '.join(ENDS)}")
         _check_decoding(size=size, augment=augment, transform=transform, decode=decode)
-        check_integers(1, batch_size=batch_size, prefetch=prefetch, read_threads=read_threads)
-        check_integers(1, threads=threads, optional=True)
+        check_integers(1, batch_size=batch_size, prefetch=prefetch)
+        check_integers(1, threads=threads, read_threads=read_threads, optional=True)
         check_integers(0, buffer=buffer, seed=seed)
         rank, ranks = check_share("shard", shard)
         reader_number, workers = check_share("worker", worker)
@@ -280,7 +281,7 @@ class PcrSource:
             batch_size=self._split.batch_size,
             decoder=self._decoder,
             threads=self.threads or usable_cores(),
-            read_threads=self._read_threads,
+            read_threads=self._read_threads or (1 if reader.is_local else _REMOTE_READS),
             prefetch=self.prefetch,
             skip=self._skip if self._skips else None,
         )

@@ -41,10 +41,12 @@ class Storage(Protocol):
     Attributes:
         root: the directory or URL of the set, as given.
         shown: the root, fit for errors and files: without secrets.
+        is_local: whether that is a directory of this machine, mounted or not.
     """
 
     root: str
     shown: str
+    is_local: bool
 
     def read(self, name: str, start: int, size: int) -> memoryview:
         """Return exactly `size` bytes from byte `start` of a file.
@@ -122,12 +124,14 @@ class Origin(ABC):
         root: as given.
         key: what tells this set from others.
         shown: the root, fit for errors and files: without secrets.
+        is_local: whether that is a directory of this machine, mounted or not.
         stats_with_data: whether parts say which version of the file they are of.
     """
 
     root: str
     key: str
     shown: str
+    is_local = False
     stats_with_data = False
 
     def path(self, name: str) -> str:

@@ -58,6 +58,7 @@ class CachedStorage:
     Attributes:
         root: of the origin.
         shown: of the origin.
+        is_local: of the origin.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class CachedStorage:
         timeout_s: float = 60.0,
     ) -> None:
         self.root, self.shown = origin.root, origin.shown
+        self.is_local = origin.is_local
         self._origin = origin
         self._directory = Path(directory).absolute()
         self._timeout_s = timeout_s

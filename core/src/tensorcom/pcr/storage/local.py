@@ -43,6 +43,7 @@ class LocalStorage(Origin):
         root: the directory; a link is followed, and later changes of directory do not matter.
     """
 
+    is_local = True
     stats_with_data = True
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
