@@ -10,6 +10,7 @@ from pcr_set_helpers import write_set
 
 from tensorcom import Connection
 from tensorcom.arguments import check_integers, check_share
+from tensorcom.converters import check_layout
 from tensorcom.pcr import PcrReader, PcrSource, PcrWriter, convert
 from tensorcom.pipeline import Stream
 from tensorcom.zmq_url import parse_url, share_urls
@@ -97,3 +98,12 @@ def test_steps_and_conversion_refuse_what_is_no_count(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="workers=1.5, expected an integer"):
         convert([], tmp_path / "set", workers=1.5)  # type: ignore[arg-type]
     assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize(
+    "layout", [3, "NHWC", ("NHWC",), ("NHWC", "CHWN"), ("NHWC", "NCHW", "NCHW")]
+)
+def test_what_is_no_pair_of_layouts_is_named(layout: Any) -> None:
+    check_layout(("NHWC", "NCHW"))
+    with pytest.raises(ValueError, match=r"^layout=.*: expected \(sent, wanted\) out of"):
+        check_layout(layout)

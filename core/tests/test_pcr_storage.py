@@ -211,6 +211,9 @@ def test_options_are_checked(tmp_path):
         open_storage(tmp_path, cache=tmp_path, cache_bytes=-1)
     with pytest.raises(TypeError, match="no storage_options.*anon"):
         open_storage(tmp_path, storage_options={"anon": True})
+    for root in (3, None, b"set", ["set"]):
+        with pytest.raises(TypeError, match="expected a path, a URL or a storage"):
+            open_storage(root)
     with pytest.raises(TypeError, match="http storage takes headers.*unknown.*anon"):
         open_storage("http://127.0.0.1/", storage_options={"anon": True})
 

@@ -136,7 +136,8 @@ def check_layout(layout: tuple[str, str] | None) -> None:
     """
     if layout is None:
         return
-    if len(layout) != 2 or any(name not in _LAYOUTS for name in layout):
+    is_pair = isinstance(layout, (tuple, list)) and len(layout) == 2
+    if not is_pair or any(name not in _LAYOUTS for name in layout):
         raise ValueError(f"layout={layout!r}: expected (sent, wanted) out of {_LAYOUTS}")
 
 

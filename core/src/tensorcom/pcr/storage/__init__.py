@@ -50,10 +50,12 @@ def open_storage(
     Raises:
         MissingDependencyError: the URL needs a package that is not installed.
         PcrIndexError: fsspec knows no such URL.
-        TypeError: an option that the storage does not take.
+        TypeError: `root` is no place, or an option is none that the storage takes.
         ValueError: `retries`, `timeout_s` or `cache_bytes` is out of range.
     """
     if not isinstance(root, (str, os.PathLike)):
+        if not hasattr(root, "read_all"):
+            raise TypeError(f"root is {root!r}, expected a path, a URL or a storage")
         if cache is not None or storage_options:
             raise TypeError("cache and storage_options are not for a storage that is open already")
         return root
