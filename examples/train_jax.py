@@ -5,9 +5,10 @@ On records, with another number of scan groups in each epoch:
     tensorcom pcr convert /data/imagenet/train records
     python examples/train_jax.py --source records records --scan-groups 2 5 10 --epochs 3
 
-On a stream; serve an image folder in another terminal:
+On a stream; serve an image folder in another terminal, in batches of one size, which the devices
+can share:
 
-    serve-imagenet-dir -d /data/imagenet -b 64 'zrpush://127.0.0.1:788{0..1}'
+    serve-imagenet-dir -d /data/imagenet -b 64 --drop-last 'zrpush://127.0.0.1:788{0..1}'
     python examples/train_jax.py --source stream 'zrpull://127.0.0.1:788{0..1}' --steps 500
 
 Needs `pip install optax`.

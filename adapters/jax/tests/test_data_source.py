@@ -204,9 +204,7 @@ def test_a_pickle_is_the_configuration(root: Path) -> None:
     [
         ({"augment": "train", "size": 8}, r"random crops are for random_map"),
         ({"augment": "eval"}, "augment='eval' needs a size"),
-        ({"size": 0}, "size=0, expected at least 1"),
-        ({"cache_bytes": -1}, "cache_bytes=-1"),
-        ({"scan_groups": 0}, "scan_groups=0, expected 1 to 10"),
+        ({"size": 8, "decode": False}, "size=8 needs decode=True"),
     ],
 )
 def test_wrong_arguments(root: Path, arguments: dict[str, Any], text: str) -> None:
@@ -228,6 +226,16 @@ def test_damage_names_record_and_image(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(PcrError, match=r"PCR_1\.pcr"):
         source[6]
+
+
+def test_the_record_that_was_asked_for_least_recently_is_dropped() -> None:
+    cache = _RecordCache(10)
+    records: list[Any] = [object(), object(), object()]
+    cache._keep((0, 1), records[0], 5)
+    cache._keep((1, 1), records[1], 5)
+    assert cache._touch((0, 1)) is records[0]
+    cache._keep((2, 1), records[2], 5)
+    assert [cache._touch((number, 1)) for number in range(3)] == [records[0], None, records[2]]
 
 
 def test_a_record_that_two_threads_read_counts_once() -> None:

@@ -32,6 +32,7 @@ import itertools, json, sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from tensorcom_jax import DeviceRecords, DeviceStream
+from tensorcom_jax.placement import Placement
 
 port, rank, argument = sys.argv[1:]
 rank = int(rank)
@@ -135,9 +136,11 @@ for options in ({"end": "uneven"}, {"on_error": "skip"}):
 refused(lambda: DeviceRecords(argument, batch_size=5, sharding=sharding), "a batch of 5 samples")
 refused(lambda: DeviceRecords(argument, batch_size=8, size=None, augment=None, sharding=sharding),
         "give a size")
-odd = DeviceRecords(argument, batch_size=5, size=8, sharding=None)
-refused(lambda: odd._placement.__class__([sharding, NamedSharding(across, P("data"))]),
+refused(lambda: Placement([sharding, NamedSharding(across, P("data"))]),
         "different parts of the data")
+others = [device for device in devices if device.process_index != rank]
+refused(lambda: Placement(NamedSharding(Mesh(np.array(others), ("data",)), P("data"))),
+        "has no device of this process")
 return found
 """
 
@@ -228,6 +231,66 @@ for options in ({"batch_size": 3}, {"size": None, "augment": None}):
         print(exc)
 assert len(DeviceRecords(sys.argv[1], **{**plain, "batch_size": 6}, drop_last=True)) == 3
 """
+
+SPLIT = """
+import sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tensorcom_jax import pcr_iterator
+
+split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+options = {"decode": False, "sharding": split, "drop_last": True}
+try:
+    pcr_iterator(sys.argv[1], batch_size=3, **options)
+except ValueError as error:
+    print(error)
+for size in ({}, {"size": None, "augment": None}):
+    records = pcr_iterator(sys.argv[1], batch_size=4, **options, **size)
+    jpegs, labels = next(iter(records))
+    assert [jpeg[:2] for jpeg in jpegs] == [bytes([255, 216])] * 4
+    assert labels.sharding == split
+    records.close()
+"""
+
+
+def test_labels_alone_are_split_too(root: Path) -> None:
+    done = run_script(SPLIT, root, devices=2)
+    assert done.stdout.startswith("a batch of 3 samples cannot be split into 2 equal parts"), done
+
+
+REST = """
+import itertools, sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from tensorcom_jax import DeviceRecords
+
+sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
+one = DeviceRecords(sys.argv[1], batch_size=5, size=8)
+assert len(list(itertools.islice(one, 1))) == 1
+rest = DeviceRecords(sys.argv[1], batch_size=4, size=8, sharding=sharding)
+rest.load_state_dict(one.state_dict())
+try:
+    for images, labels in rest:
+        print(len(labels))
+except ValueError as exc:
+    print(exc)
+late = DeviceRecords(sys.argv[1], batch_size=4, size=8, sharding=sharding)
+late._shard = lambda: (0, 4)  # as if the job had been set up meanwhile
+late.reader.read_prefix = None
+try:
+    next(iter(late))
+except ValueError as exc:
+    print(exc)
+"""
+
+
+def test_a_rest_that_devices_cannot_share_says_what_would_do(tmp_path: Path) -> None:
+    root = write_records(tmp_path / "set", samples=20)
+    out = run_script(REST, root, devices=2).stdout.splitlines()
+    assert out[:3] == ["4", "4", "4"]
+    assert "a batch of 3 samples cannot be split into 2 equal parts" in out[3]
+    assert "drop_last=True" in out[3]
+    assert "a batch of 1 samples cannot be split into 2 equal parts" in out[4]
 
 
 def test_devices_share_what_is_left_of_a_batch(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,6 @@ from jax_helpers import RUN_S, saved, simulated
 from numpy.typing import NDArray
 
 from tensorcom.pcr import PcrWriter
-from tensorcom.testing.loopback import LoopbackServer
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_jax.py"
 LOSS = re.compile(r"step +(\d+): loss ([\d.]+)")
@@ -39,15 +40,32 @@ def images_of(label: int, count: int, seed: int) -> NDArray[np.uint8]:
     return noise + np.uint8(120 * label)
 
 
-def stream() -> Iterator[list[NDArray[np.generic]]]:
-    for seed in range(100):
-        images = np.concatenate([images_of(label, 4, seed) for label in (0, 1)])
-        yield [images, np.repeat(np.arange(2, dtype=np.int32), 4)]
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve an image folder as the example's text says; give the URL to read."""
+    (line,) = re.findall(r"^    serve-imagenet-dir (.*)$", EXAMPLE.read_text(), re.MULTILINE)
+    assert line.startswith("-d /data/imagenet -b 64 ")
+    options = [option for option in shlex.split(line)[4:] if "://" not in option]
+    url = f"zrpush+ipc://{folder.parent}/socket"
+    command = [sys.executable, "-m", "tensorcom.cli.serve_dir", "-d", folder, "-b", "8"]
+    server = subprocess.Popen(
+        [*map(str, command), "--size", "32", *options, url], stderr=subprocess.DEVNULL
+    )
+    try:
+        yield url.replace("zrpush", "zrpull")
+    finally:
+        server.terminate()
+        server.wait()
 
 
-def test_it_learns_from_a_stream() -> None:
-    with LoopbackServer(stream()) as server:
-        losses, out = train("--source", "stream", server.url, "--steps", 16, "--classes", 2)
+def test_it_learns_from_a_stream_served_as_it_says(tmp_path: Path) -> None:
+    for label, kind in enumerate(("bright", "dark")):
+        (tmp_path / "images" / kind).mkdir(parents=True)
+        for sample in range(9 - label):  # the last batch of an epoch would be for one device
+            jpeg = saved(images_of(1 - label, 1, sample)[0])
+            (tmp_path / "images" / kind / f"{sample}.jpg").write_bytes(jpeg)
+    with served(tmp_path / "images") as url:
+        losses, out = train("--source", "stream", url, "--steps", 16, "--classes", 2)
     assert losses[-1] < losses[0]
     assert out.endswith("16 steps on 2 devices\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,35 @@ def test_threads_of_grain_share_records(root: Path, epochs: int) -> None:
     )
     found = numbers(data)
     assert sorted(flat(found)) == sorted([*range(SAMPLES)] * epochs)
+
+
+LEFT = """
+import sys
+from tensorcom_jax import PcrIterDataset, StreamIterDataset
+
+if "://" in sys.argv[1]:
+    iterator = iter(StreamIterDataset(sys.argv[1], timeout_s=30))
+else:
+    iterator = iter(PcrIterDataset(sys.argv[1], batch_size=1, size=8))
+print(len(next(iterator)))
+"""
+
+
+@pytest.mark.parametrize("kind", ["stream", "records"])
+def test_a_process_ends_quietly_with_an_iterator_that_is_left(root: Path, kind: str) -> None:
+    with LoopbackServer(counting()) as server:
+        done = run_script(LEFT, server.url if kind == "stream" else root)
+    assert (done.stdout, done.stderr) == ("2\n", "")
+
+
+def test_workers_of_workers_share_records(root: Path) -> None:
+    found = []
+    for outer, inner in itertools.product(range(2), range(3)):
+        data = records(root, batch_size=2)
+        data.set_slice(slice(outer, None, 2))
+        data.set_slice(slice(inner, None, 3))
+        found += flat(numbers(data))
+    assert sorted(found) == list(range(SAMPLES))
 
 
 MP_PREFETCH = """

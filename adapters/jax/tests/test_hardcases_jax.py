@@ -196,6 +196,24 @@ def test_C09_a_forked_child_has_a_source_of_its_own(root: Path, monkeypatch: Any
         assert of_child == samples_of(other), "the next epoch"
 
 
+def test_C09_a_forked_child_gets_nothing_that_its_parent_received(monkeypatch: Any) -> None:
+    """C09: the same of a stream."""
+    with LoopbackServer(counting()) as server:
+        stream = DeviceStream(server.url, prefetch=3, timeout_s=WAIT_S)
+        assert ids(itertools.islice(stream, 1)) == [0, 1, 2, 3]
+        assert stream._live is not None
+        assert stream._live._waiting
+        child = object.__new__(DeviceStream)
+        child.__dict__.update(stream.__dict__)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 1)
+            of_child = child._open()
+            assert of_child is not stream._live
+            assert not of_child._waiting
+        assert ids(itertools.islice(stream, 2)) == list(range(4, 12))
+        stream.close()
+
+
 def test_C11_epochs_leave_no_arrays_and_no_memory_behind(root: Path) -> None:
     def live() -> int:
         gc.collect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_dtypes
@@ -101,6 +101,21 @@ def test_memory_of_a_pool_is_not_used_again_while_a_device_has_it(sharding: Any)
     assert np.frombuffer(pool.take(1 << 17), np.uint8).ctypes.data in addresses, "it is given back"
 
 
+def test_memory_of_copies_is_not_used_again_while_a_device_has_it() -> None:
+    placement, reused = Placement(None), np.zeros(1 << 17, np.uint8)
+    kept = []
+    for number in range(10):
+        reused[...] = number
+        kept += placement.put([reused], owned=False)
+    gc.collect()
+    addresses = {address(array) for array in kept}
+    assert len(addresses) == 10
+    assert [(int(array.min()), int(array.max())) for array in kept] == [(n, n) for n in range(10)]
+    kept.clear()
+    gc.collect()
+    assert address(*placement.put([reused], owned=False)) in addresses, "it is given back"
+
+
 def test_memory_of_a_donated_array_is_not_used_for_the_result() -> None:
     pool = BufferPool()
     double = jax.jit(lambda x: x + x, donate_argnums=0)
@@ -120,6 +135,57 @@ def test_bytes_and_other_values_stay_on_the_host() -> None:
     assert [image.shape for image in images] == [(2, 3), (4, 5)]
     assert all(isinstance(image, jax.Array) for image in images)
     assert last == b"jpeg"
+
+
+def test_trees_keep_their_form_and_their_arrays_go_to_devices() -> None:
+    class Pair(NamedTuple):
+        image: Any
+        name: Any
+
+    device = jax.devices()[0]
+    tree = {"views": (aligned((2, 3)), [aligned((4,), "f4")]), "pair": Pair(aligned((1,)), b"x")}
+    (found,) = Placement(device).put([tree])
+    assert jax.tree.structure(found) == jax.tree.structure(tree)
+    assert found["pair"].name == b"x"
+    arrays = [leaf for leaf in jax.tree.leaves(found) if leaf != b"x"]
+    assert all(isinstance(array, jax.Array) and array.committed for array in arrays)
+    assert [array.shape for array in arrays] == [(1,), (2, 3), (4,)]
+    assert address(found["pair"].image) == tree["pair"].image.ctypes.data  # type: ignore[attr-defined]
+
+
+def test_scalars_of_numpy_are_arrays_without_axes() -> None:
+    given = [np.float32(2.5), np.int64(2**40), ml_dtypes.bfloat16(1.5), np.bool_(True)]
+    found = Placement(None).put(given)
+    assert all(isinstance(array, jax.Array) for array in found)
+    assert [array.dtype for array in found] == ["f4", "i8", ml_dtypes.bfloat16, "?"]
+    assert [array.shape for array in found] == [()] * 4
+    assert [array.item() for array in found] == [2.5, 2**40, 1.5, True]
+    (text,) = Placement(None).put([np.bytes_(b"one")])
+    assert text == b"one"
+
+
+def test_an_array_of_jax_goes_where_its_sharding_says() -> None:
+    array, device = jax.numpy.arange(3), jax.devices()[0]
+    assert Placement(None).put([array])[0] is array
+    (found,) = Placement(device).put([array])
+    assert found.committed
+    assert found.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [">i4", ">f8", ">u2", ">c8"])
+def test_values_of_the_other_byte_order_are_kept(dtype: str) -> None:
+    array = np.array([1, 2, 3], dtype)
+    (found,) = Placement(None).put([array])
+    assert found.dtype == array.dtype.newbyteorder("=")
+    assert found.tolist() == [1, 2, 3]
+
+
+def test_types_that_jax_lacks_are_an_error_or_stay_on_the_host() -> None:
+    for array in (np.array(["one"]), np.array([None, {}]), np.array(["2020-01-01"], "M8[D]")):
+        assert Placement(None).put([array])[0] is array
+    for array in (np.zeros(2, [("a", "i4")]), np.zeros(2, np.longdouble)):
+        with pytest.raises(TypeError, match="is not a valid JAX array type"):
+            Placement(None).put([array])
 
 
 def test_a_sharding_for_each_array() -> None:

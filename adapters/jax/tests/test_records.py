@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
-import pickle
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +21,17 @@ from jax_helpers import (
     gray_of,
     noise_jpeg,
     own_threads,
-    run_script,
     samples_of,
     wait_for,
     write_records,
 )
+from jax_record_helpers import BATCHES, core, opened, read_ahead
 from numpy.typing import NDArray
 
 from tensorcom import ClosedError
 from tensorcom.buffers import BufferPool
 from tensorcom.pcr import PcrSource
 from tensorcom_jax import DeviceRecords, from_records, pcr_iterator
-
-BATCHES = 6  # of 4 samples
 
 
 @pytest.fixture(scope="module")
@@ -48,28 +42,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def noise_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_records(tmp_path_factory.mktemp("noise") / "set", make=noise_jpeg)
-
-
-def opened(root: Path, **arguments: Any) -> Any:
-    return closing(DeviceRecords(root, **{"batch_size": 4, "size": 8, "threads": 2, **arguments}))
-
-
-@contextmanager
-def read_ahead(records: DeviceRecords, batches: int) -> Iterator[Any]:
-    """Iterate, and wait until the thread has read all that it may read ahead."""
-    iterator = iter(records)
-    next(iterator)
-    running: Any = records._running._shelf
-    assert wait_for(lambda: len(running._items) == batches or running._is_finished)
-    yield iterator
-    iterator.close()
-
-
-def core(root: Path, epoch: int = 0, **arguments: Any) -> list[list[int]]:
-    """Return the samples of core's batches."""
-    with PcrSource(root, **{"batch_size": 4, "size": 8, **arguments}) as source:
-        source.set_epoch(epoch)
-        return [labels.tolist() for _, labels in source]
 
 
 # -- what is yielded -----------------------------------------------------------------------------
@@ -111,6 +83,21 @@ def test_decoded_memory_is_used_where_it_is(root: Path, monkeypatch: pytest.Monk
     assert flat(samples_of(kept)) == flat(core(root))
 
 
+def test_the_default_device_is_that_of_the_thread_that_iterates(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, put, device = set(), jax.device_put, jax.devices()[0]
+
+    def noted(*arguments: Any) -> Any:
+        seen.add(jax.config.jax_default_device)
+        return put(*arguments)
+
+    monkeypatch.setattr(jax, "device_put", noted)
+    with opened(root) as records, jax.default_device(device):
+        assert samples_of(records) == core(root)
+    assert seen == {device}
+
+
 def test_whole_images_are_lists(noise_root: Path) -> None:
     with opened(noise_root, size=None, augment=None, layout="NCHW") as records:
         images, labels = next(iter(records))
@@ -141,32 +128,6 @@ def test_what_a_transform_returned_it_may_change_later(root: Path) -> None:
             array[:] = 255
         means = [int(image.mean()) for image in images]
         assert means == pytest.approx([gray_of(label) for label in labels.tolist()], abs=3)
-
-
-SPLIT = """
-import sys
-import jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tensorcom_jax import pcr_iterator
-
-split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
-options = {"decode": False, "sharding": split, "drop_last": True}
-try:
-    pcr_iterator(sys.argv[1], batch_size=3, **options)
-except ValueError as error:
-    print(error)
-for size in ({}, {"size": None, "augment": None}):
-    records = pcr_iterator(sys.argv[1], batch_size=4, **options, **size)
-    jpegs, labels = next(iter(records))
-    assert [jpeg[:2] for jpeg in jpegs] == [bytes([255, 216])] * 4
-    assert labels.sharding == split
-    records.close()
-"""
-
-
-def test_labels_alone_are_split_too(root: Path) -> None:
-    done = run_script(SPLIT, root, devices=2)
-    assert done.stdout.startswith("a batch of 3 samples cannot be split into 2 equal parts"), done
 
 
 def test_what_a_transform_returns_is_stacked_and_keeps_its_dtype(noise_root: Path) -> None:
@@ -222,6 +183,26 @@ def test_an_iteration_from_which_nothing_was_taken_is_none(
         assert samples_of(records) == core(root)
 
 
+def test_closing_before_anything_was_taken_loses_no_epoch(root: Path) -> None:
+    reached, closed = threading.Event(), threading.Event()
+
+    def wait_for_close(image: NDArray[np.uint8], _: Any) -> NDArray[np.uint8]:
+        reached.set()
+        assert wait_for(lambda: closed.is_set() or records._running is None)
+        return image
+
+    records = DeviceRecords(root, batch_size=4, size=8, transform=wait_for_close, threads=1)
+    errors: list[Exception] = []
+    taker = threading.Thread(target=lambda: errors.append(error_of(records)))
+    taker.start()
+    assert reached.wait(WAIT_S)
+    records.close()
+    taker.join(WAIT_S)
+    closed.set()
+    assert [type(error) for error in errors] == [ClosedError]
+    assert samples_of(records) == core(root)
+
+
 def test_a_new_iteration_ends_the_one_before_which_says_so(root: Path) -> None:
     with opened(root) as records:
         one, two = iter(records), iter(records)
@@ -231,83 +212,6 @@ def test_a_new_iteration_ends_the_one_before_which_says_so(root: Path) -> None:
             next(one)
         assert records.epoch == 1
         assert samples_of(two) == core(root, 1)[1:]
-
-
-# -- states --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("taken", range(BATCHES + 1))
-def test_a_state_counts_what_was_handed_out_whatever_was_read_ahead(root: Path, taken: int) -> None:
-    with opened(root, prefetch=BATCHES, seed=5) as records:
-        iterator = iter(records)
-        found = samples_of(itertools.islice(iterator, taken))
-        if taken:
-            assert wait_for(lambda: records._running._shelf._is_finished)
-        state = json.loads(json.dumps(records.state_dict()))
-        iterator.close()
-        assert records.state_dict() == state
-    with opened(root) as again:
-        again.load_state_dict(state)
-        assert again.state_dict() == state
-        found += samples_of(again)
-        assert samples_of(again) == core(root, 1, seed=5)
-    assert found == core(root, seed=5)
-
-
-def test_after_the_end_the_state_is_that_of_the_next_epoch(root: Path) -> None:
-    with opened(root) as records, opened(root) as again:
-        samples_of(records)
-        again.load_state_dict(records.state_dict())
-        assert samples_of(again) == core(root, 1)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_state_is_for_any_number_of_ranks(root: Path, ranks: int) -> None:
-    found, states = [], []
-    for rank in range(2):
-        with opened(root, shard=(rank, 2), end="uneven", batch_size=2) as records:
-            found += flat(samples_of(itertools.islice(records, 3)))
-            states.append(records.state_dict())
-    assert states[0] == states[1]
-    for rank in range(ranks):
-        with opened(root, shard=(rank, ranks), end="uneven", batch_size=3) as records:
-            records.load_state_dict(states[0])
-            found += flat(samples_of(records))
-    assert sorted(found) == list(range(SAMPLES))
-
-
-def test_loading_ends_the_iteration_that_runs(root: Path) -> None:
-    with opened(root) as records:
-        state = records.state_dict()
-        with read_ahead(records, 2) as iterator:
-            records.load_state_dict(state)
-            with pytest.raises(ClosedError):
-                next(iterator)
-        assert samples_of(records) == core(root)
-
-
-@pytest.mark.parametrize("taken", [0, 2, BATCHES])
-def test_a_pickle_begins_with_the_epoch_that_comes_next(root: Path, taken: int) -> None:
-    with opened(root, seed=2, scan_groups=3) as records:
-        iterator = iter(records)
-        assert len(list(itertools.islice(iterator, taken))) == taken
-        copy = pickle.loads(pickle.dumps(records))
-        assert copy._source is None
-        assert copy.scan_groups == 3
-        epoch = 1 if taken else 0
-        assert samples_of(copy) == core(root, epoch, seed=2)
-        assert samples_of(copy) == core(root, epoch + 1, seed=2)
-        copy.close()
-        iterator.close()
-
-
-def test_a_pickle_has_the_state_that_waits(root: Path) -> None:
-    with opened(root) as records, opened(root) as again:
-        assert len(list(itertools.islice(records, 2))) == 2
-        again.load_state_dict(records.state_dict())
-        copy = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(again))))
-        assert samples_of(copy) == core(root)[2:]
-        copy.close()
 
 
 # -- fidelity ------------------------------------------------------------------------------------
@@ -375,12 +279,9 @@ def test_damage_is_an_error_in_its_place_with_the_text_of_core(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"prefetch": 0}, "prefetch=0, expected at least 1"),
-        ({"batch_size": 0}, "batch_size=0"),
         ({"layout": "HWC"}, "layout="),
         ({"end": "stop"}, "end='stop'"),
         ({"on_error": "hide"}, "on_error='hide'"),
-        ({"scan_groups": 11}, "scan_groups=11, expected 1 to 10"),
         ({"size": None}, "augment='train' needs a size"),
     ],
 )
@@ -419,6 +320,29 @@ def test_an_iteration_that_is_left_leaves_no_thread(root: Path, use: str) -> Non
     records.close()
     assert len(samples_of(records)) == SAMPLES, "iterating opens it again"
     records.close()
+
+
+def test_closing_leaves_a_decoder_that_hangs_to_itself(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensorcom.ahead._CLOSE_WAIT_S", 0.0)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hang(image: NDArray[np.uint8], _: Any) -> NDArray[np.uint8]:
+        reached.set()
+        assert go_on.wait(WAIT_S)
+        return image
+
+    records = DeviceRecords(root, batch_size=4, size=8, transform=hang, threads=1)
+    errors: list[Exception] = []
+    taker = threading.Thread(target=lambda: errors.append(error_of(records)))
+    taker.start()
+    assert reached.wait(WAIT_S)
+    records.close()
+    taker.join(WAIT_S)
+    assert [type(error) for error in errors] == [ClosedError]
+    go_on.set()
+    assert wait_for(lambda: own_threads() == [])
 
 
 def test_functions_give_the_same_objects(root: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
+from tensorcom.arguments import check_integers
 from tensorcom.images import center_crop, decode_image, evaluation_view
 from tensorcom.locks import ForkLock
 from tensorcom.pcr import PcrReader, guarded
@@ -80,9 +81,10 @@ class PcrDataSource:
             raise ValueError(
                 f"augment={augment!r}, expected 'eval' or None: random crops are for random_map"
             )
-        for name, value, least in (("cache_bytes", cache_bytes, 0), ("size", size, 1)):
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value}, expected at least {least}")
+        check_integers(0, cache_bytes=cache_bytes)
+        check_integers(1, size=size, optional=True)
+        if size is not None and not decode:
+            raise ValueError(f"size={size} needs decode=True")
         if augment is not None and size is None:
             raise ValueError(f"augment={augment!r} needs a size; whole images need augment=None")
         self._arguments = root, {"cache": cache, "storage_options": storage_options, **options}

@@ -6,9 +6,11 @@ states of records are core's. Batches are numpy: Grain puts them on devices.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from tensorcom import MissingDependencyError, ZmqUrlError
+from tensorcom.arguments import check_integers, check_share
 from tensorcom.pcr import PcrSource
 from tensorcom.progress import Ends, Progress
 from tensorcom.zmq_url import expand_urls, parse_url
@@ -24,7 +26,7 @@ except ImportError as exc:
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     Batch = tuple[Any, ...]
 
@@ -34,7 +36,7 @@ class _Shared(grain.IterDataset):  # type: ignore[misc]
 
     def __init__(self, shard: tuple[int, int] | None) -> None:
         super().__init__()
-        self._given_shard = shard
+        self._given_shard = None if shard is None else check_share("shard", shard)
         self._worker = (0, 1)
 
     @property
@@ -89,10 +91,9 @@ class StreamIterDataset(_Shared):
         for url in self._urls:
             if url.sends:
                 raise ZmqUrlError(f"{url.scheme} sends; a data set receives", url=str(url))
-        if length is not None and length < 0:
-            raise ValueError(f"length={length}, expected 0 or more")
+        check_integers(0, length=length, optional=True)
         self._length, self._options = length, options
-        connect(self._urls, shard or (0, 1), options)  # wrong arguments are errors here
+        connect(self._urls, self._given_shard or (0, 1), options)  # wrong arguments are errors here
 
     def __iter__(self) -> _StreamIterator:
         (rank, ranks), (worker, workers) = self._shard, self._worker
@@ -111,26 +112,31 @@ class StreamIterDataset(_Shared):
 
 
 class _Iterator(grain.DatasetIterator):  # type: ignore[misc]
-    """An iterator that can be closed, also in releases of Grain in which they cannot."""
+    """An iterator that can be closed, also in releases of Grain in which they cannot.
 
-    def __init__(self) -> None:
+    Args:
+        release: gives back what is open; called once, at the latest when the process ends.
+    """
+
+    def __init__(self, release: Callable[[], object]) -> None:
         super().__init__()
-        self._is_open = True
+        # Grain's own `__del__` comes when modules that threads need are gone already.
+        self._release = weakref.finalize(self, release)
 
     def _check_open(self) -> None:
-        if not self._is_open:
+        if not self._release.alive:
             raise ValueError("this iterator was closed: make another one")
 
     def close(self) -> None:
         """Give back what is open."""
-        self._is_open = False
+        self._release()
         if hasattr(super(), "close"):
             super().close()
 
 
 class _StreamIterator(_Iterator):
     def __init__(self, connection: Any, length: int | None) -> None:
-        super().__init__()
+        super().__init__(connection.close)
         self._connection, self._length = connection, length
         self._taken = 0
         self._ends = Ends(connection.servers)
@@ -162,11 +168,6 @@ class _StreamIterator(_Iterator):
         if not isinstance(taken, int) or taken < 0:
             raise ValueError(f"state is {state!r}, expected what get_state returned")
         self._taken, self._batches = taken, None
-
-    def close(self) -> None:
-        """Close the socket."""
-        super().close()
-        self._connection.close()
 
 
 class PcrIterDataset(_Shared):
@@ -201,11 +202,10 @@ class PcrIterDataset(_Shared):
         **options: Any,
     ) -> None:
         super().__init__(shard)
-        if epochs is not None and epochs < 0:
-            raise ValueError(f"epochs={epochs}, expected 0 or more")
+        check_integers(0, epochs=epochs, optional=True)
         self._root, self._epochs = root, epochs
         self._options = {"batch_size": batch_size, **options}
-        PcrSource(root, **self._options).close()  # wrong arguments are errors here
+        PcrSource(root, worker=(0, 1), **self._options).close()  # wrong arguments are errors here
 
     def __iter__(self) -> _PcrIterator:
         source = PcrSource(self._root, shard=self._shard, worker=self._worker, **self._options)
@@ -214,7 +214,7 @@ class PcrIterDataset(_Shared):
 
 class _PcrIterator(_Iterator):
     def __init__(self, source: PcrSource, epochs: int | None) -> None:
-        super().__init__()
+        super().__init__(source.close)
         self._source, self._epochs = source, epochs
         self._batches: Iterator[Any] | None = None
         self._next_epoch = 0
@@ -240,8 +240,3 @@ class _PcrIterator(_Iterator):
         """Go on from a state."""
         self._source.load_state_dict(state)
         self._batches, self._next_epoch = None, self._source.epoch
-
-    def close(self) -> None:
-        """End the threads and close the set."""
-        super().close()
-        self._source.close()

@@ -10,6 +10,7 @@ import io
 import math
 import pickle
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -48,6 +49,8 @@ class Placement:
         several = isinstance(sharding, (list, tuple))
         given: Any = sharding if several else [sharding]
         targets = [_as_sharding(entry) for entry in given]
+        if several and not targets:
+            raise ValueError("sharding is empty, expected one for each array, or None")
         self._targets = targets if several else None
         self._target = None if several else targets[0]
         self._shardings = [target for target in targets if target is not None]
@@ -58,6 +61,8 @@ class Placement:
         if len(shares) > 1:
             raise ValueError(f"shardings give this process different parts of the data: {shares}")
         self._share = next(iter(shares), None)
+        # What the samples of a batch of this process must be a multiple of.
+        self.pieces = math.lcm(*map(_pieces, self._shardings))
 
     def __reduce__(self) -> tuple[Any, ...]:
         stream = io.BytesIO()
@@ -91,10 +96,14 @@ class Placement:
             return jax.process_index(), jax.process_count()
         return 0, 1
 
-    @property
-    def pieces(self) -> int:
-        """What the samples of a batch of this process must be a multiple of."""
-        return math.lcm(*(_pieces(sharding) for sharding in self._shardings))
+    def check_arrays(self, count: int) -> None:
+        """Check that there is one sharding for all arrays of a batch, or one for each.
+
+        Raises:
+            ValueError: there are others.
+        """
+        if self._targets is not None and len(self._targets) != count:
+            raise ValueError(f"{len(self._targets)} shardings for {count} arrays")
 
     def check_samples(self, samples: int) -> None:
         """Check that batches can be split over the devices of this process.
@@ -117,8 +126,8 @@ class Placement:
         """Return arrays on devices.
 
         Args:
-            arrays: numpy arrays, or lists of such. Fixed bytes, and what is no array, stay as
-                they are.
+            arrays: numpy arrays, or trees of such: lists, tuples, dicts. What JAX has no type for
+                stays as it is, as do bytes and strings.
             owned: whether nobody else writes to an array from now on, for all or by position.
 
         Returns:
@@ -131,14 +140,13 @@ class Placement:
         Ownership: CPU devices use the memory of arrays that are owned, contiguous and at a multiple
         of 64, and keep it alive; everything else is copied.
         """
+        self.check_arrays(len(arrays))
         targets = self._targets or [self._target] * len(arrays)
-        if len(targets) != len(arrays):
-            raise ValueError(f"{len(targets)} shardings for {len(arrays)} arrays")
         if self._spanning:
             self._check_sizes(arrays)
         owns = [owned] * len(arrays) if isinstance(owned, bool) else owned
         return tuple(
-            self._put(array, target, owned=own)
+            jax.tree.map(partial(self._put, target=target, owned=own), array)
             for array, target, own in zip(arrays, targets, owns, strict=True)
         )
 
@@ -153,12 +161,12 @@ class Placement:
                 "before the last one"
             )
 
-    def _put(self, array: Any, target: Sharding | None, *, owned: bool) -> Any:
-        if isinstance(array, list):
-            return [self._put(item, target, owned=owned) for item in array]
+    def _put(self, array: Any, *, target: Sharding | None, owned: bool) -> Any:
+        if isinstance(array, np.generic) or (isinstance(array, jax.Array) and target is not None):
+            array = np.asarray(array)
         if not isinstance(array, np.ndarray) or array.dtype.kind not in _DEVICE_KINDS:
             return array
-        if not (owned and array.flags.c_contiguous):
+        if not (owned and array.flags.c_contiguous and array.dtype.isnative):
             array = self._copy(array)
         with _wide_enough(array.dtype):
             if target is None:
@@ -174,7 +182,8 @@ class Placement:
 
     def _copy(self, array: NDArray[Any]) -> NDArray[Any]:
         memory = self._pool.take(array.nbytes)
-        copy: NDArray[Any] = np.ndarray(array.shape, array.dtype, memory)
+        dtype = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
+        copy: NDArray[Any] = np.ndarray(array.shape, dtype, memory)
         np.copyto(copy, array)
         return copy
 
@@ -247,10 +256,13 @@ def process_share(sharding: Sharding) -> tuple[int, int]:
     Processes that hold the same part, as where a model is split over processes, have one index.
 
     Raises:
-        ValueError: processes hold parts that overlap, or differ in size.
+        ValueError: this process holds no part, or processes hold parts that overlap, or differ in
+            size.
     """
     spans = _spans(sharding)
-    own = spans[jax.process_index()]
+    own = spans.get(jax.process_index())
+    if own is None:
+        raise ValueError(f"{sharding} has no device of this process")
     parts = sorted({tuple(sorted(part)) for part in spans.values()})
     pieces = [piece for part in parts for piece in part]
     if len({len(part) for part in parts}) > 1 or len(set(pieces)) < len(pieces):

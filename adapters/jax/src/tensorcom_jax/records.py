@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorcom.ahead import Ahead
+from tensorcom.arguments import check_integers, check_share
 from tensorcom.converters import check_layout, convert_layout
 from tensorcom.pcr import PcrReader, PcrSource
 from tensorcom_jax.placement import Placement, default_device
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     Batch = tuple[Any, ...]
     State = dict[str, Any]
+
+_OF_SOURCE = ("buffer", "guard", "on_skip", "read_threads")  # the other options are the reader's
 
 
 class DeviceRecords:
@@ -60,7 +63,8 @@ class DeviceRecords:
             iteration begins.
         cache: local directory that keeps what was read of a remote set.
         storage_options: passed on to the fsspec file system.
-        **options: further options of `PcrSource`: buffer, guard, on_skip.
+        **options: further options of `PcrSource`: buffer, guard, on_skip, read_threads; and of
+            `PcrReader`: retries, timeout_s, cache_bytes.
 
     Yields:
         (images, labels): uint8 (N, size, size, 3), or (N, 3, size, size) in layout "NCHW", and
@@ -98,10 +102,11 @@ class DeviceRecords:
         **options: Any,
     ) -> None:
         check_layout(("NHWC", layout))
-        if prefetch < 1:
-            raise ValueError(f"prefetch={prefetch}, expected at least 1")
-        self._layout, self._prefetch, self._given_shard = layout, prefetch, shard
+        check_integers(1, prefetch=prefetch)
+        self._layout, self._prefetch = layout, prefetch
+        self._given_shard = None if shard is None else check_share("shard", shard)
         self._placement = Placement(sharding)
+        self._placement.check_arrays(2)
         if self._placement.spans_processes and (end == "uneven" or on_error == "skip"):
             raise ValueError(
                 f"end={end!r}, on_error={on_error!r}: processes that share arrays need batches of "
@@ -111,8 +116,8 @@ class DeviceRecords:
             raise ValueError(
                 "size=None gives images of different sizes, which devices cannot share: give a size"
             )
-        set_options: dict[str, Any] = {"cache": cache, "storage_options": storage_options}
-        self._set = root, set_options
+        of_source = {name: options.pop(name) for name in _OF_SOURCE if name in options}
+        self._set = root, {"cache": cache, "storage_options": storage_options, **options}
         self._config: dict[str, Any] = {
             "batch_size": batch_size,
             "size": size,
@@ -125,7 +130,7 @@ class DeviceRecords:
             "drop_last": drop_last,
             "threads": threads,
             "on_error": on_error,
-            **options,
+            **of_source,
         }
         self._groups = scan_groups
         self._upcoming: State | int | None = None
@@ -245,8 +250,7 @@ class DeviceRecords:
         source = self._own_source()
         self._check_batches(source)
         batches = iter(source)
-        start = self._handed = source.state_dict()
-        self._has_begun = False
+        self._handed, self._has_begun = source.state_dict(), False
         ahead = self._running = Ahead(self._placing(source, batches), depth=self._prefetch)
         try:
             for batch, self._handed in ahead:
@@ -254,11 +258,8 @@ class DeviceRecords:
                 yield batch.pop()
             self._has_begun, self._handed = True, None
         finally:
-            ahead.close()
             if self._running is ahead:
-                self._running = None
-                if not self._has_begun:  # the epoch is still to come, whatever was read ahead
-                    source.load_state_dict(start)
+                self._end_iteration()
 
     def _placing(
         self, source: PcrSource, batches: Any
@@ -276,15 +277,20 @@ class DeviceRecords:
                     self._cut += too_many
                     kept = len(labels) - too_many
                     if kept:
+                        placement.check_samples(kept)
                         arrays = _with_layout(images[:kept], layout), labels[:kept]
                         yield [placement.put(arrays, owned=owned)], source.state_dict()
 
         return place
 
     def _end_iteration(self) -> None:
-        if self._running is not None and self._pid == os.getpid():
-            self._running.close()
-        self._running = None
+        running, self._running = self._running, None
+        if running is None or self._pid != os.getpid():
+            return
+        running.close()
+        if not self._has_begun and self._source is not None and self._handed is not None:
+            # The epoch is still to come, whatever was read ahead.
+            self._source.load_state_dict(self._handed)
 
     # -- epochs and resuming -------------------------------------------------------------------
 
@@ -293,8 +299,7 @@ class DeviceRecords:
 
         A loaded state of that epoch that waits for the next iteration is kept.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch={epoch}, expected at least 0")
+        check_integers(0, epoch=epoch)
         self._end_iteration()
         source = self._own_source()
         source.set_epoch(epoch)
@@ -326,9 +331,7 @@ class DeviceRecords:
     def close(self) -> None:
         """End the iteration, and close what is open; iterating again opens it."""
         if self._pid == os.getpid():
-            self._end_iteration()
-            if self._source is not None:
-                self._source.close()
+            self._end_iteration()  # whose thread closes what it had of the source
             if self._reader is not None:
                 self._reader.close()
 

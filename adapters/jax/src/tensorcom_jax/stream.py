@@ -14,6 +14,7 @@ import jax
 
 from tensorcom import Connection, ReceiveTimeoutError, ZmqUrlError
 from tensorcom.ahead import Ahead
+from tensorcom.arguments import check_integers, check_share
 from tensorcom.converters import as_list, check_layout, convert_layout, transform_with
 from tensorcom.progress import Ends, Progress
 from tensorcom.zmq_url import ZmqUrl, expand_urls, parse_url, share_urls
@@ -22,12 +23,15 @@ from tensorcom_jax.placement import Placement, default_device
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
+    from tensorcom.stats import ConnectionStats
     from tensorcom_jax.placement import Shardings
 
     Batch = tuple[Any, ...]
     Transforms = Sequence[Callable[[Any], Any] | None]
 
-_NOT_OF_DEVICES = ("converters", "device", "epoch", "raw")  # options of Connection
+# Options of Connection that are set here, or would be without effect: they say what is sent.
+_SET_HERE = ("converters", "device", "epoch", "lazy", "noexpand", "raw", "split")
+_OF_SENDERS = ("allow64", "copy", "multipart", "send_meta", "topic")
 
 
 class DeviceStream:
@@ -48,7 +52,8 @@ class DeviceStream:
             host; what they return is copied.
         layout: (sent, wanted) layout of the first array, such as ("NHWC", "NCHW"); None leaves it.
         timeout_s: seconds to wait for a message; None waits for ever.
-        on_bad_message: "raise" MessageError on a message that is none of ours, or "skip" and count.
+        on_bad_message: "raise" MessageError on a message that is none of ours, or "skip" and count
+            it in `stats.bad`.
         infos: infos that each message must have, None for any.
         shard: (rank, ranks) of this process, which share publishers; pulling ranks share by nature.
             None takes them from the sharding if that spans processes, else from `jax.distributed`
@@ -87,12 +92,12 @@ class DeviceStream:
             if url.sends:
                 raise ZmqUrlError(f"{url.scheme} sends; an iterator receives", url=str(url))
         check_layout(layout)
-        for name, value, least in (("length", length, 0), ("prefetch", prefetch, 1)):
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value}, expected {least} or more")
+        check_integers(0, length=length, optional=True)
+        check_integers(1, prefetch=prefetch)
         self._placement = Placement(sharding)
         check_processes_differ(self._placement)
-        self._length, self._prefetch, self._given_shard = length, prefetch, shard
+        self._length, self._prefetch = length, prefetch
+        self._given_shard = None if shard is None else check_share("shard", shard)
         self._transforms, self._layout = as_list(batch_transforms), layout
         self._config: dict[str, Any] = {
             "timeout_s": timeout_s,
@@ -101,12 +106,18 @@ class DeviceStream:
             **options,
         }
         self._live: _Live | None = None
-        connect(self._urls, shard or (0, 1), self._config)  # wrong arguments are errors here
+        # Wrong arguments are errors here.
+        connect(self._urls, self._given_shard or (0, 1), self._config)
 
     def __len__(self) -> int:
         if self._length is None:
             raise TypeError("the length of this stream is unknown; give length=N")
         return self._length
+
+    @property
+    def stats(self) -> ConnectionStats:
+        """What came so far through the socket that is open: messages, bad ones, what is missing."""
+        return self._open().connection.stats
 
     def __getstate__(self) -> dict[str, Any]:
         shard = self._given_shard or self._placement.shard()
@@ -160,7 +171,7 @@ class _Live:
     """What one process has open: a socket, and what was received ahead of the next iteration."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self.connection = connection
         self.pid = os.getpid()
         self._ends = Ends(connection.servers)
         self._running: Ahead[Batch] | None = None
@@ -189,7 +200,7 @@ class _Live:
     def _receiving(
         self, progress: _Counting, place: Callable[[Sequence[Any]], Batch]
     ) -> Callable[[Callable[[], bool]], Generator[Batch, None, None]]:
-        connection, device = self._connection, default_device()
+        connection, device = self.connection, default_device()
 
         def receive(must_stop: Callable[[], bool]) -> Generator[Batch, None, None]:
             progress.must_stop = must_stop
@@ -215,7 +226,7 @@ class _Live:
         if self._running is not None:
             self._running.close()
         self._running = None
-        self._connection.close()
+        self.connection.close()
 
 
 def _nothing_but(
@@ -233,12 +244,15 @@ def connect(urls: list[ZmqUrl], shard: tuple[int, int], config: dict[str, Any]) 
     """Return a connection for one of several readers, which opens at first use.
 
     Raises:
-        TypeError: an option says what arrays become, or is none.
+        TypeError: an option is none of a reader whose arrays go to JAX.
         ValueError: an option or `shard` is out of range.
     """
-    refused = [name for name in _NOT_OF_DEVICES if name in config]
+    refused = [name for name in (*_SET_HERE, *_OF_SENDERS) if name in config]
     if refused:
-        raise TypeError(f"{', '.join(refused)}: no option here, where arrays go to JAX devices")
+        raise TypeError(
+            f"{', '.join(refused)}: no option here; see length, shard and batch_transforms, and "
+            "for topics the end of the URL"
+        )
     shared, split = share_urls(urls, shard)
     texts = [str(url) for url in shared]
     return Connection(texts, noexpand=True, split=split, lazy=True, **config)
