@@ -270,12 +270,16 @@ def test_a_forked_child_reads_while_the_parent_goes_on(root, start) -> None:
     assert out.split() == ["both"]
 
 
-def test_a_process_may_end_in_the_middle(root, start) -> None:
+@pytest.mark.parametrize("holder", ["sys.modules['__main__']", "json", "sys"])
+def test_a_process_may_end_in_the_middle(root, start, holder) -> None:
+    # Who holds the iterator decides how late in the end it is closed.
     program = start(
-        "import sys\n"
+        "import json, sys\n"
         "from tensorcom.pcr import PcrSource\n"
         "batches = iter(PcrSource(sys.argv[1], batch_size=4, size=16))\n"
-        "print(len(next(batches)[1]))\n",
+        "print(len(next(batches)[1]))\n"
+        f"{holder}.kept = batches\n"
+        "del batches\n",
         root,
         stderr=-1,
     )

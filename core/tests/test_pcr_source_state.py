@@ -133,6 +133,16 @@ def test_a_state_is_that_of_the_start_or_of_the_next_epoch(source) -> None:
     assert sorted(sum(rest(again), [])) == list(range(TOTAL))
 
 
+def test_states_hold_no_integers_of_numpy(source) -> None:
+    one = source(batch_size=np.int64(3), seed=np.int8(1), buffer=np.int32(4))
+    other = source(batch_size=3, seed=1, buffer=4)
+    for each in (one, other):
+        each.set_epoch(np.int64(2) if each is one else 2)
+        next(iter(each))
+    assert stored(one.state_dict()) == other.state_dict()
+    assert stored(one.state_after(np.int64(1))) == other.state_after(1)
+
+
 def test_the_next_iteration_is_the_next_epoch(source) -> None:
     reference = source()
     epochs = [rest(reference) for _ in range(4)]

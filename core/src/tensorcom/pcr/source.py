@@ -6,9 +6,10 @@ to its end; the order is `order`'s, the meaning of a state `state`'s, and the wo
 
 from __future__ import annotations
 
+import atexit
 import weakref
 import zlib
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 BUFFER = 1000
 _REMOTE_READS = 4
+_running: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
 
 
 class PcrSource:
@@ -138,8 +140,9 @@ class PcrSource:
         self.shard, self.worker = (rank, ranks), (reader_number, workers)
         # Without a shuffle, nothing of the buffer shows: states then fit whatever it says.
         moves = buffer if shuffle else 0
-        self._split = Split(ranks, workers, batch_size, end, drop_last, moves)
-        self._shuffle, self._seed = shuffle, seed
+        # States hold these, and JSON no numpy integers.
+        self._split = Split(ranks, workers, int(batch_size), end, drop_last, int(moves))
+        self._shuffle, self._seed = shuffle, int(seed)
         self.threads, self.prefetch = threads, prefetch
         self._read_threads = read_threads
         self._skips, self._on_skip = on_error == "skip", on_skip
@@ -261,6 +264,7 @@ class PcrSource:
         self._current = iteration = object()
         batches = self._iterate(dealt, start, self.epoch, iteration)
         self._running.add(batches)
+        _running.add(batches)
         return batches
 
     def _iterate(
@@ -321,7 +325,7 @@ class PcrSource:
         """
         check_integers(0, epoch=epoch)
         if self._start is not None or self._base.epoch != epoch:
-            self._restart(Progress(epoch))
+            self._restart(Progress(int(epoch)))
             self._current = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -356,7 +360,7 @@ class PcrSource:
         check_integers(0, batches=batches)
         split = replace(self._split, workers=workers or self._split.workers)
         start = self._base.start(split, self.worker[0])
-        total = start.before + batches
+        total = start.before + int(batches)
         done = ((split, total),) if total else ()
         return self._state(Progress(self.epoch, (*start.earlier, *done)))
 
@@ -428,3 +432,13 @@ def _check_decoding(
         raise ValueError(f"augment={augment!r} needs a size; whole images need augment=None")
     else:
         check_integers(1, size=size, optional=True)
+
+
+def _close_all() -> None:
+    for batches in list(_running):
+        with suppress(ValueError):  # a thread that does not outlive the process is in it
+            batches.close()
+
+
+# Before the interpreter takes apart what closing needs.
+atexit.register(_close_all)
