@@ -3,7 +3,8 @@
     python examples/train_dali.py SET FOLDER --scan-groups 5
     torchrun --nproc-per-node 2 examples/train_dali.py SET FOLDER
 
-SET is a set of progressive compressed records, FOLDER a folder of class folders of JPEG files.
+SET is a set of progressive compressed records, FOLDER a folder of class folders of JPEG files, of
+which those count that have the name of a class of the set.
 Without them, a small set of drawn images is made. Each rank writes `train_data_<rank>.csv`, with
 load time, loss and accuracy of each step; rank 0 draws its own, and validates after each epoch.
 """
@@ -32,7 +33,7 @@ from tensorcom.pcr import convert
 from tensorcom_dali import Loader, PcrSource, train_pipeline, val_images
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 mpl.use("Agg")  # no screen is needed
 from matplotlib import pyplot  # noqa: E402 - the choice comes first
@@ -98,8 +99,32 @@ def draw_images(root: Path, *, classes: int = 3, images: int = 24) -> Path:
     return root
 
 
-def validation(folder: Path, args: argparse.Namespace, device: str) -> Any:
+def list_images(folder: Path, names: Sequence[str] | None) -> tuple[list[str], list[int]]:
+    """Return the images of a folder, and their labels: the numbers of their classes in the set.
+
+    Sets of the original release do not name their classes: they are those of the folder, in order.
+    """
+    if names is None:
+        names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    files, labels = [], []
+    for label, name in enumerate(names):
+        found = [
+            str(path.relative_to(folder))
+            for path in sorted((folder / name).glob("*"))
+            if path.suffix.lower() in (".jpg", ".jpeg")
+        ]
+        files += found
+        labels += [label] * len(found)
+    if not files:
+        raise SystemExit(f"{folder}: no JPEG files in folders of the names of the set's classes")
+    return files, labels
+
+
+def validation(
+    folder: Path, names: Sequence[str] | None, args: argparse.Namespace, device: str
+) -> Any:
     """Return DALI's iterator over an image folder, with the same last steps as for records."""
+    files, numbers = list_images(folder, names)
 
     @pipeline_def(
         batch_size=args.batch_size,
@@ -107,7 +132,9 @@ def validation(folder: Path, args: argparse.Namespace, device: str) -> Any:
         device_id=None if device == "cpu" else torch.cuda.current_device(),
     )
     def define() -> tuple[Any, Any]:
-        jpegs, labels = fn.readers.file(file_root=str(folder), name="files")
+        jpegs, labels = fn.readers.file(
+            file_root=str(folder), files=files, labels=numbers, name="files"
+        )
         images = val_images(jpegs, size=args.size, device=dali_device(device))
         return images, labels if device == "cpu" else labels.gpu()
 
@@ -176,6 +203,7 @@ def draw(rows: list[Row], scores: list[float], out: Path) -> None:
     axes[2].plot(steps, [1000 * row[3] for row in rows], lw=1, label="training")
     axes[2].set(xlabel="step", ylabel="ms", yscale="log")
     axes[2].legend()
+    axes[2].xaxis.get_major_locator().set_params(integer=True)
     figure.savefig(out, dpi=120)
     pyplot.close(figure)
 
@@ -234,7 +262,7 @@ def train(args: argparse.Namespace) -> list[float]:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
-    batches = validation(folder, args, device) if rank == 0 else None
+    batches = validation(folder, source.class_names, args, device) if rank == 0 else None
     rows: list[Row] = []
     scores: list[float] = []
     with (args.out / f"train_data_{rank}.csv").open("w", newline="") as file:

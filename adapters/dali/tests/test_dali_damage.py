@@ -12,7 +12,7 @@ from pcr_set_helpers import gray_jpeg, write_set
 
 from tensorcom import JpegError, PcrError
 from tensorcom_dali import Loader, PcrSource, external_source, train_pipeline, val_pipeline
-from tensorcom_dali.delivery import find_undecodable
+from tensorcom_dali.mending import find_undecodable
 
 SIZES = [6, 6, 6, 6]
 SAMPLES = sum(SIZES)
@@ -134,20 +134,26 @@ def test_a_record_that_cannot_be_read_costs_its_samples(make, on_error) -> None:
         assert flat(labels_of(one)) == [n for n in range(SAMPLES) if n // 6 != 2]
 
 
-def test_an_error_that_is_not_of_an_image_is_that_of_dali(make) -> None:
+@pytest.mark.parametrize("decode", [False, True])
+def test_an_error_that_is_not_of_an_image_is_that_of_dali(make, decode) -> None:
+    made = []
+
     def define(source, **options):
         @pipeline_def(batch_size=4, num_threads=1, device_id=None)
         def pipeline():
-            jpegs, labels = external_source(source)
-            images = fn.decoders.image(jpegs)
+            images, labels = external_source(source)
+            if not decode:
+                images = fn.decoders.image(images)
             return fn.crop(images, crop=[500, 500]), labels
 
+        made.append(source)
         return pipeline()
 
-    one = make(set(), define, on_error="skip")
-    for _ in range(2):
+    one = make(set(), define, on_error="skip", decode=decode)
+    for number in range(1, 3):
         with pytest.raises(RuntimeError, match="crop"):
             list(one)
+        assert len(made) == number, "nothing was made again"
 
 
 def test_the_search_says_what_dali_says() -> None:

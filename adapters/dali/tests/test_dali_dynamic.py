@@ -50,6 +50,21 @@ def test_without_randomness_it_is_what_the_pipeline_makes(root) -> None:
     source.close()
 
 
+@pytest.mark.parametrize(
+    ("jpegs", "options", "text"),
+    [
+        ([], {}, "jpegs is empty, expected at least 1 image"),
+        ([gray_jpeg(0)], {"size": 0}, "size=0, expected a number of pixels"),
+        ([gray_jpeg(0)], {"std": (1, 0, 1)}, r"std=\(1, 0, 1\), expected numbers above 0"),
+        ([gray_jpeg(0)], {"layout": "HWC"}, "layout="),
+        ([gray_jpeg(0)], {"device": "tpu"}, "device='tpu', expected 'cpu' or 'gpu'"),
+    ],
+)
+def test_wrong_arguments_are_errors(jpegs, options, text) -> None:
+    with pytest.raises(ValueError, match=text):
+        transform_batch(jpegs, **{"size": 8, **options})
+
+
 def test_a_bad_image_is_an_error_at_the_call() -> None:
     with pytest.raises(RuntimeError):
         pixels(transform_batch([gray_jpeg(0)[:60] + b"\xff\xd9"], size=8))

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 from dali_helpers import SAMPLES, noise_jpeg, write_records
+from pcr_set_helpers import write_set
 
-from tensorcom import PcrError
+from tensorcom import JpegError, PcrError
 from tensorcom.pcr import PcrSource as CoreSource
 from tensorcom_dali import PcrSource
 
@@ -71,6 +72,20 @@ def test_damage_is_raised_or_left_out(root, tmp_path) -> None:
         pytest.raises(PcrError, match=r"PCR_1\.pcr"),
     ):
         batches_of(source)(info(3))
+
+
+def test_an_image_without_its_markers_is_named_or_left_out(tmp_path) -> None:
+    own = write_set(tmp_path / "set", [6])
+    data = bytearray((own / "PCR_0.pcr").read_bytes())
+    data[data.index(b"\xff\xd8")] = 0
+    (own / "PCR_0.pcr").write_bytes(data)
+    with (
+        PcrSource(own, batch_size=BATCH, shuffle=False) as source,
+        pytest.raises(JpegError, match=r"PCR_0\.pcr image 0: \d+ bytes that are no JPEG"),
+    ):
+        batches_of(source)(info(0))
+    with PcrSource(own, batch_size=BATCH, shuffle=False, on_error="skip") as source:
+        assert batches_of(source)(info(0))[1].tolist() == [1, 2, 3]
 
 
 def test_what_it_cannot_do(root) -> None:

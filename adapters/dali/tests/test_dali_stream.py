@@ -344,8 +344,8 @@ def test_it_pickles_and_closes() -> None:
     ("arguments", "error", "text"),
     [
         ({"urls": "zrpush://127.0.0.1:1"}, ZmqUrlError, "zrpush sends; a source receives"),
-        ({"length": -1}, ValueError, "length=-1, expected 0 or more"),
-        ({"prefetch": 0}, ValueError, "prefetch=0, expected 1 or more"),
+        ({"length": -1}, ValueError, "length=-1, expected at least 0"),
+        ({"prefetch": 0}, ValueError, "prefetch=0, expected at least 1"),
         ({"layout": ("HWC", "CHW")}, ValueError, "layout="),
         ({"unknown": 1}, TypeError, "unknown"),
         ({"raw": True}, TypeError, "raw: no option here, where arrays go to DALI"),

@@ -50,6 +50,25 @@ def test_it_trains_and_writes_steps_and_a_plot(tmp_path, ranks) -> None:
         assert plot.width > 500
 
 
+def test_labels_of_the_folder_are_those_of_the_set_whatever_else_is_in_it(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLE.parent)
+    from train_dali import list_images
+
+    for name in ("another/0.jpg", "grey/1.JPEG", "grey/0.jpg", "grey/notes.txt", "white/0.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    files, labels = list_images(tmp_path, ("black", "grey", "white"))
+    assert files == ["grey/0.jpg", "grey/1.JPEG", "white/0.jpg"]
+    assert labels == [1, 1, 2]
+    files, labels = list_images(tmp_path, None)
+    assert files == ["another/0.jpg", "grey/0.jpg", "grey/1.JPEG", "white/0.jpg"]
+    assert labels == [0, 1, 1, 2]
+    with pytest.raises(SystemExit, match="no JPEG files in folders of the names of the set's"):
+        list_images(tmp_path, ("black",))
+
+
 def test_it_wants_both_paths_or_neither(tmp_path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), str(tmp_path)],

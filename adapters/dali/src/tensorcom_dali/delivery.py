@@ -7,12 +7,18 @@ counting takes part: they know no length, and no last batch policy.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import importlib
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from tensorcom_dali.feed import describe
-from tensorcom_dali.imports import import_dali, import_framework
+from tensorcom import SourceError
+from tensorcom_dali.imports import import_framework
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 FRAMEWORKS = ("numpy", "torch", "jax")
 
@@ -21,7 +27,12 @@ class Delivery(Protocol):
     """What runs a pipeline."""
 
     def take(self) -> list[Any]:
-        """Return the next batch; StopIteration at the end, RuntimeError if DALI cannot make it."""
+        """Return the next batch; StopIteration at the end.
+
+        Raises:
+            RuntimeError: DALI cannot make it.
+            SourceError: the framework cannot hold it.
+        """
         ...
 
     def recover(self) -> None:
@@ -79,13 +90,26 @@ class _PluginDelivery:
         plugin = import_framework(framework)
         pipeline.build()
         self._pipeline = pipeline
+        self._keeping_types: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if framework == "jax":
+            self._keeping_types = _wide_types
         self._names = [str(number) for number in range(pipeline.num_outputs)]
         self._iterator = plugin.DALIGenericIterator(
             [pipeline], self._names, size=-1, auto_reset=False, prepare_first_batch=False
         )
 
     def take(self) -> list[Any]:
-        batch = next(self._iterator)
+        try:
+            with self._keeping_types():
+                batch = next(self._iterator)
+        except KeyError as exc:  # of DALI's table of torch's types
+            name = getattr(exc.args[0], "name", None)
+            if name is None:
+                raise
+            raise SourceError(
+                f"an output is {name.lower()}, which DALI's iterator for torch has no type for: "
+                "convert it in the pipeline by fn.cast, or a stream's array by batch_transforms"
+            ) from exc
         values = batch[0] if isinstance(batch, list) else batch  # one for each pipeline, in torch
         return [values[name] for name in self._names]
 
@@ -105,31 +129,9 @@ class _PluginDelivery:
         return bytes(checkpoint)
 
 
-def find_undecodable(jpegs: list[Any]) -> dict[int, str]:
-    """Return which images DALI's decoder refuses, each by itself, and what it says.
-
-    Args:
-        jpegs: uint8 (bytes,) each.
-    """
-    dali, fn = import_dali(), import_dali("nvidia.dali.fn")
-    waiting: list[Any] = []
-
-    def define() -> Any:
-        (images,) = fn.external_source(
-            source=lambda: ([waiting.pop()],), **describe([("uint8", 1, "")])
-        )
-        return fn.decoders.image(images, device="cpu")
-
-    pipeline = dali.pipeline_def(define)(
-        batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1
-    )
-    found = {}
-    for place, jpeg in enumerate(jpegs):
-        waiting.append(jpeg)
-        try:
-            pipeline.run()
-        except RuntimeError as exc:
-            lines = [line for line in str(exc).splitlines() if line]
-            reasons = [line for line in lines if "pipeline" not in line and "File " not in line]
-            found[place] = reasons[-1].strip() if reasons else lines[0]
-    return found
+def _wide_types() -> AbstractContextManager[Any]:
+    """Let JAX keep 64-bit values: DALI's iterator lets it cut them to 32 bits without a word."""
+    jax: Any = importlib.import_module("jax")
+    home = jax if hasattr(jax, "enable_x64") else jax.experimental  # by release
+    context: AbstractContextManager[Any] = home.enable_x64(True)  # noqa: FBT003 - its only argument
+    return context

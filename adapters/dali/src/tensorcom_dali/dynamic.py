@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorcom.converters import check_layout
 from tensorcom_dali.imports import check_gpu, import_dali
-from tensorcom_dali.pipelines import IMAGENET_MEAN, IMAGENET_STD, check_size
+from tensorcom_dali.pipelines import IMAGENET_MEAN, IMAGENET_STD, check_size, check_std
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,10 @@ def transform_batch(
         ValueError: an argument is out of range.
     """
     check_size(size)
+    check_std(std)
     check_layout(("NHWC", layout))
+    if not len(jpegs):
+        raise ValueError("jpegs is empty, expected at least 1 image")
     if device not in ("cpu", "gpu"):
         raise ValueError(f"device={device!r}, expected 'cpu' or 'gpu'")
     if device == "gpu":

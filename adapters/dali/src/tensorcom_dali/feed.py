@@ -36,11 +36,13 @@ class Batch(NamedTuple):
         arrays: one for each output, or a list of the samples' arrays.
         state: of the source after this batch; None for streams.
         samples: int64 (N,), numbers of the samples in their set; None for streams.
+        error: what is raised in its place, and costs no other batch.
     """
 
     arrays: tuple[Any, ...]
     state: dict[str, Any] | None = None
     samples: NDArray[np.int64] | None = None
+    error: Exception | None = None
 
 
 class Source(ABC):
@@ -147,7 +149,10 @@ class Batches:
         return self
 
     def __next__(self) -> tuple[Any, ...]:
-        return self.take().arrays
+        batch = self.take()
+        if batch.error is not None:
+            raise batch.error
+        return batch.arrays
 
     def take(self) -> Batch:
         """Return the next batch; begin with the first one."""
@@ -191,8 +196,11 @@ class Feed:
         allowed: how many it may take before it is told that there are no more; None for any number.
         error: what the source raised.
         has_ended: the source's iteration is over.
+        has_outgrown: a batch waits for a pipeline as large as the source says by now.
         max_batch_size: of the pipeline, None before it is defined.
     """
+
+    variant: tuple[int, ...] = ()  # what the seed of its pipeline is made of beside the source
 
     def __init__(self, source: Source, *, holds: bool = False, grows: bool = False) -> None:
         self.source = source
@@ -200,10 +208,10 @@ class Feed:
         self.taken = 0
         self.allowed: int | None = None
         self.error: Exception | None = None
-        self.has_ended = False
+        self.has_ended = self.has_outgrown = False
         self.max_batch_size: int | None = None
         self.holds, self._grows, self._stops = holds, grows, False
-        self._waiting: Batch | None = None
+        self._waiting: deque[Batch] = deque()  # come before those of the source
         self._batches: Batches | None = None
 
     def __call__(self, iteration: int) -> tuple[Any, ...]:
@@ -211,47 +219,65 @@ class Feed:
         del iteration  # the source knows; DALI calls what takes no argument not after a checkpoint
         if self._stops or self.taken == self.allowed:
             raise StopIteration
-        if self._batches is None:
-            limit = None if self.holds else self.source.length
-            self._batches = Batches(self.source, limit)
-            self.has_ended = False
-        try:
-            batch = self._take(self._batches)
-        except StopIteration:
-            self._batches, self.has_ended = None, True
-            raise
-        except Exception as exc:
-            self._batches.end()
-            self._batches = None
-            if not self.holds:
-                raise
-            self.error = exc
-            raise StopIteration from exc
+        batch = self._next()
         if batch is None:
             raise StopIteration
+        if batch.error is not None and not self.holds:
+            raise batch.error
         self.taken += 1
         self.under_way.append(batch)
         return batch.arrays
 
-    @property
-    def has_outgrown(self) -> bool:
-        """Whether a batch waits for a pipeline as large as the source says by now."""
-        return self._waiting is not None
+    def _next(self) -> Batch | None:
+        """Return the next batch, None if there is none that the pipeline can be given."""
+        if not self._waiting and self.holds and (self.has_ended or self.error is not None):
+            return None
+        try:
+            return self._take()
+        except StopIteration:
+            self._batches, self.has_ended = None, True
+            return None
+        except Exception as exc:
+            if self._batches is not None:
+                self._batches.end()
+                self._batches = None
+            if not self.holds:
+                raise
+            self.error = exc
+            return None
 
-    def _take(self, batches: Batches) -> Batch | None:
+    def _take(self) -> Batch | None:
         """Return the next batch, None if it waits for a larger pipeline."""
-        waited, self._waiting = self._waiting, None
-        batch = batches.take() if waited is None else waited
+        if self._waiting:
+            batch = self._waiting.popleft()
+        else:
+            if self._batches is None:
+                limit = None if self.holds else self.source.length
+                self._batches = Batches(self.source, limit)
+                self.has_ended = False
+            batch = self._batches.take()
         samples, most = len(batch.arrays[-1]), self.max_batch_size
         if most is None or samples <= most:
             return batch
         if self._grows and self.source.grow(samples):
-            self._waiting = batch
+            self._waiting.appendleft(batch)
+            self.has_outgrown = True
             return None
         raise SourceError(
             f"batch of {samples} samples, but the pipeline has batch_size={most}: give the source "
             f"or the pipeline batch_size={samples} or more"
         )
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are batches to be had without asking the source."""
+        return bool(self._waiting)
+
+    def take_back(self) -> None:
+        """Let what is under way come again, for another pipeline."""
+        self.taken -= len(self.under_way)
+        self._waiting.extendleft(reversed(self.under_way))
+        self.under_way.clear()
 
     @property
     def batch_size(self) -> int:
@@ -268,7 +294,7 @@ class Feed:
             pipeline: the DALI pipeline.
             keep: keep each batch until the pipeline is done with it.
         """
-        self.max_batch_size = pipeline.max_batch_size
+        self.max_batch_size, self.has_outgrown = pipeline.max_batch_size, False
         if keep and not self.holds:
             depth = pipeline.prefetch_queue_depth
             depth = sum(depth.values()) if isinstance(depth, dict) else depth
@@ -277,13 +303,14 @@ class Feed:
     def abandon(self) -> None:
         """Tell the pipeline, when it asks next, that the iteration is over."""
         self._stops = True
+        self._waiting.clear()
         if self._batches is not None:
             self._batches.end()
             self._batches = None
 
     def resume(self) -> None:
-        """Go on after `abandon`."""
-        self._stops = False
+        """Go on after `abandon`, with a new iteration."""
+        self._stops = self.has_ended = False
 
 
 class SingleFeed(Feed):
@@ -291,12 +318,14 @@ class SingleFeed(Feed):
 
     Args:
         source: what the batch is of.
-        batch: the batch.
+        batch: of samples of a set.
     """
 
     def __init__(self, source: Source, batch: Batch) -> None:
         super().__init__(source)
         self._batch: Batch | None = batch
+        if batch.state is not None and batch.samples is not None:
+            self.variant = int(batch.state["epoch"]), int(batch.samples[0])
 
     def __call__(self, iteration: int) -> tuple[Any, ...]:
         """Return the arrays of the batch once."""

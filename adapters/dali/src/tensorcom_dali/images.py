@@ -48,17 +48,14 @@ class Damage:
         record, image = self._reader.record_of(sample)
         return f"{self._reader.table.names[record]} image {image}"
 
-    def report(self, sample: int, reason: str) -> None:
-        """Raise the error of an image, or skip it.
-
-        Raises:
-            JpegError: errors are not skipped.
-        """
+    def report(self, sample: int, reason: str) -> JpegError | None:
+        """Skip an image, or return its error if errors are not skipped."""
         error = JpegError(reason, path=self.path_of(sample))
         if not self.skips:
-            raise error
+            return error
         self.skipped += 1
         self.note(error)
+        return None
 
     def note(self, error: Exception) -> None:
         """Tell of an error that was skipped."""
@@ -102,12 +99,11 @@ def encoded_batch(
 ) -> Batch:
     """Return a batch of JPEG files as DALI takes them, without those that are none.
 
-    DALI stops at an image without a start or end marker, and does not say which.
-
-    Raises:
-        JpegError: an image has no start or end, and errors are not skipped.
+    DALI stops at an image without a start or end marker, and does not say which; if errors are not
+    skipped, such a batch has one.
     """
     arrays, kept = [], []
+    error: JpegError | None = None
     for place, jpeg in enumerate(jpegs):
         if len(jpeg) > 4 and jpeg[:2] == _SOI and jpeg[-2:] == _EOI:
             data = jpeg if guard is None else guard.apply(jpeg)
@@ -115,10 +111,12 @@ def encoded_batch(
             kept.append(place)
         else:
             reason = f"{len(jpeg)} bytes that are no JPEG from start to end marker"
-            damage.report(int(samples[place]), reason)
+            error = error or damage.report(int(samples[place]), reason)
+    if error is not None and not arrays:
+        arrays, kept = [np.zeros(1, np.uint8)], [0]  # a pipeline runs no batch without samples
     if len(kept) < len(jpegs):
         labels, samples = labels[kept], samples[kept]
-    return Batch((arrays, labels), None, samples)
+    return Batch((arrays, labels), None, samples, error)
 
 
 class Run:

@@ -10,6 +10,7 @@ import importlib
 from typing import Any
 
 from tensorcom import MissingDependencyError
+from tensorcom.arguments import check_integers
 
 INSTALL = (
     "pip install 'tensorcom-dali[cuda13]' (it runs on CPUs without CUDA too), or "
@@ -33,12 +34,14 @@ def import_dali(module: str = "nvidia.dali") -> Any:
         raise MissingDependencyError.for_package("nvidia.dali", "a pipeline", INSTALL) from exc
 
 
-def check_gpu() -> None:
+def check_gpu(device_id: int = 0) -> None:
     """Check that CUDA finds a GPU, before DALI asserts it.
 
     Raises:
         MissingDependencyError: there is no driver, or no GPU.
+        ValueError: there are GPUs, but not this one.
     """
+    check_integers(0, device_id=device_id)
     count = ctypes.c_int()
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
@@ -49,6 +52,11 @@ def check_gpu() -> None:
         raise MissingDependencyError(
             "device='gpu' needs a GPU and its driver, and CUDA finds none here: use device='cpu'",
             package="cuda",
+        )
+    if device_id >= count.value:
+        raise ValueError(
+            f"device_id={device_id}, but CUDA finds {count.value} GPUs here: a pipeline takes that "
+            "of the variable LOCAL_RANK if it is given none"
         )
 
 

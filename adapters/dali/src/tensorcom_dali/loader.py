@@ -11,13 +11,11 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tensorcom import ImageError, JpegError, ReceiveTimeoutError, SourceError
-from tensorcom.images import decode_image
-from tensorcom_dali.delivery import FRAMEWORKS, Delivery, deliver, find_undecodable
+from tensorcom import ReceiveTimeoutError, SourceError
+from tensorcom_dali.delivery import FRAMEWORKS, Delivery, deliver
 from tensorcom_dali.feed import FORKED, Batch, Feed, SingleFeed, as_feed
 from tensorcom_dali.imports import import_dali
+from tensorcom_dali.mending import without_undecodable
 from tensorcom_dali.pipelines import train_pipeline
 
 if TYPE_CHECKING:
@@ -31,6 +29,10 @@ _NOT_READ = (
     "the pipeline does not read, batch by batch, the source that it was given: call "
     "external_source(source) in its definition, once"
 )
+_NOT_OF_PIPELINE = (
+    "the state has random generators of another pipeline: without its key 'dali' it can be loaded, "
+    "and generators begin anew"
+)
 _INHERITED: list[Delivery] = []  # pipelines of a process of which this one is a fork
 
 
@@ -43,7 +45,7 @@ class Loader:
 
     An image that DALI cannot decode costs its own batch only: with the source's on_error="raise",
     `next` raises an error that names it, and can be called again for the batch that follows; with
-    "skip" the batch is made again without it.
+    "skip" the batch is made again without it, with other crops, the same in each run.
 
     Args:
         source: a PcrSource or StreamSource, of this loader alone.
@@ -65,7 +67,8 @@ class Loader:
     Raises:
         PcrError, TransportError, MessageError: of the source, after the batches before it.
         JpegError: an image cannot be decoded.
-        SourceError: the pipeline does not read the source, or another iteration has begun.
+        SourceError: the pipeline does not read the source, DALI's iterator for the framework lacks
+            the type of an output, or another iteration has begun.
         MissingDependencyError: DALI, torch or JAX is not installed.
     """
 
@@ -133,9 +136,12 @@ class Loader:
         return len(self.source)
 
     def to(self, framework: str) -> Loader:
-        """Yield the arrays of another framework from the next iteration on; return this loader."""
+        """Yield the arrays of another framework from the next iteration on; return this loader.
+
+        An iteration that goes on is left, as by a break: no message of a stream is lost.
+        """
         self._to = _check_framework(framework)
-        self._drop_pipeline()
+        self._drop_pipeline(keep=self.source.is_stream)
         return self
 
     # -- iterating -----------------------------------------------------------------------------
@@ -195,7 +201,7 @@ class Loader:
                 self._needs_reset = True
                 self._check_end()
                 continue
-            except RuntimeError as exc:
+            except (RuntimeError, SourceError) as exc:
                 mended = self._mend(exc, delivery)
                 if mended is None:
                     continue
@@ -203,7 +209,9 @@ class Loader:
             self._check_current(iteration)  # which another thread may have ended
             if not self._feed.under_way:
                 raise SourceError(_NOT_READ)
-            self._note(self._feed.under_way.popleft())
+            error = self._next_batch().error
+            if error is not None:
+                raise error
             return values
 
     def _check_current(self, iteration: object) -> None:
@@ -221,10 +229,12 @@ class Loader:
             self._delivery.reset()
         return self._delivery
 
-    def _note(self, batch: Batch) -> None:
-        """Count a batch that left the pipeline."""
+    def _next_batch(self) -> Batch:
+        """Return the batch that left the pipeline, and count it."""
+        batch = self._feed.under_way.popleft()
         self._state = batch.state
         self._count += 1
+        return batch
 
     def _check_end(self) -> None:
         """Raise what ended the pipeline; return if it only was told to stop for a while."""
@@ -237,24 +247,30 @@ class Loader:
         if error is not None:
             raise error
         if feed.has_ended:
-            self._state = None
+            feed.has_ended, self._state = False, None
             raise StopIteration
         if not self.source.is_stream:
             raise SourceError(_NOT_READ)
 
     def _open(self) -> Delivery:
         """Build the pipeline. A stream is asked for its first message, which says what it holds."""
-        waits = self.source.is_stream and not self._feed.has_outgrown
-        if waits and self.source.first() is None:
-            self.is_over = True
-            raise StopIteration
+        if self.source.is_stream and not self._feed.has_more:
+            self._check_end()
+            if self.source.first() is None:
+                self.is_over = True
+                raise StopIteration
         options = dict(self._options)
+        checkpoint = self._checkpoint_of(self._loaded) if self._checkpoints else None
         if self._checkpoints:
             options["enable_checkpointing"] = True
-            checkpoint = self._checkpoint_of(self._loaded)
-            if checkpoint is not None:
-                options["checkpoint"] = checkpoint
-        delivery = self._build(self._feed, options)
+        if checkpoint is not None:
+            options["checkpoint"] = checkpoint
+        try:
+            delivery = self._build(self._feed, options)
+        except RuntimeError as exc:
+            if checkpoint is None or "checkpoint" not in str(exc):
+                raise
+            raise ValueError(_NOT_OF_PIPELINE) from exc
         self._loaded = None
         return delivery
 
@@ -269,36 +285,37 @@ class Loader:
 
     # -- damage --------------------------------------------------------------------------------
 
-    def _mend(self, error: RuntimeError, delivery: Delivery) -> list[Any] | None:
+    def _mend(self, error: Exception, delivery: Delivery) -> list[Any] | None:
         """Make a batch without the images that cannot be decoded; None if none are left.
 
         Raises:
             JpegError: an image cannot be decoded, and errors are not skipped.
-            RuntimeError: DALI's own error, if that is not about an image.
+            Exception: the error itself, if that is not about an image.
         """
         batch = self._feed.under_way[0] if self._feed.under_way else None
-        bad = {}
-        if batch is not None and self.source.is_encoded:
-            bad = find_undecodable(list(batch.arrays[0]))
-        if batch is None or batch.samples is None or not bad:
-            self._drop_pipeline()
+        left = None
+        if batch is not None and batch.error is not None:
+            left = batch
+        elif batch is not None and self.source.is_encoded:
+            left = without_undecodable(batch, self.source.damage)
+        if left is None:
+            if self.source.is_stream and batch is not None:
+                self._next_batch()  # the one that is lost
+            self._drop_pipeline(keep=self.source.is_stream)
             raise error
-        self._note(self._feed.under_way.popleft())
-        delivery.recover()
-        images, labels = batch.arrays
-        for place, reason in bad.items():
-            try:
-                self.source.damage.report(
-                    int(batch.samples[place]), _reason(images[place]) or reason
-                )
-            except JpegError as exc:
-                raise exc from error
-        kept = [place for place in range(len(images)) if place not in bad]
-        if not kept:
+        self._next_batch()
+        if self._checkpoints:
+            # Some of DALI's generators drew for this batch, which no checkpoint says.
+            self._loaded = {_BLOB: self._blob(delivery)}
+            self._feed.take_back()
+            self._delivery = None
+        else:
+            delivery.recover()
+        if left.error is not None:
+            raise left.error from error
+        if not len(left.arrays[-1]):
             return None
-        arrays = ([images[place] for place in kept], labels[kept])
-        single = SingleFeed(self.source, batch._replace(arrays=arrays))
-        return self._build(single, self._options).take()
+        return self._build(SingleFeed(self.source, left), self._options).take()
 
     # -- epochs and resuming -------------------------------------------------------------------
 
@@ -319,11 +336,14 @@ class Loader:
         if not self._checkpoints:
             return state
         if self._delivery is not None:
-            blob = base64.b85encode(self._delivery.checkpoint()).decode()
-            state[_BLOB] = [*self._kind(), blob]
+            state[_BLOB] = self._blob(self._delivery)
         elif self._loaded is not None and _BLOB in self._loaded:
             state[_BLOB] = self._loaded[_BLOB]
         return state
+
+    def _blob(self, delivery: Delivery) -> list[Any]:
+        """Return what DALI's generators are after the last batch, and what that depends on."""
+        return [*self._kind(), base64.b85encode(delivery.checkpoint()).decode()]
 
     def _kind(self) -> list[Any]:
         """Return what a checkpoint of DALI depends on."""
@@ -344,7 +364,8 @@ class Loader:
 
         Raises:
             TypeError: the source is a stream.
-            ValueError: it is no state, or one of another set or order.
+            ValueError: it is no state, or one of another set or order. The next iteration raises it
+                if the generators are those of another pipeline.
         """
         self._records("load_state_dict").load_state_dict(
             {n: v for n, v in state.items() if n != _BLOB}
@@ -354,12 +375,22 @@ class Loader:
 
     # -- life ----------------------------------------------------------------------------------
 
-    def _drop_pipeline(self) -> None:
-        """Let the next iteration build the pipeline anew."""
+    def _drop_pipeline(self, *, keep: bool = False) -> None:
+        """Let the next iteration build the pipeline anew.
+
+        Args:
+            keep: give it what the old one has under way.
+        """
         if self._delivery is not None and self._pid != os.getpid():
             _INHERITED.append(self._delivery)  # to end it would wait for its threads, or crash
-        self._feed.abandon()
-        self._forget()
+            keep = False
+        if keep:
+            self._feed.take_back()
+            self._delivery, self._needs_reset, self.is_over = None, False, True
+            self._current = None
+        else:
+            self._feed.abandon()
+            self._forget()
 
     def close(self) -> None:
         """Drop the pipeline and close the source; iterating again opens both."""
@@ -415,12 +446,3 @@ def _check_framework(name: str) -> str:
     if name not in FRAMEWORKS:
         raise ValueError(f"to={name!r}, expected one of {', '.join(FRAMEWORKS)}")
     return name
-
-
-def _reason(jpeg: Any) -> str:
-    """Return what core's decoder says of an image, nothing if it takes it."""
-    try:
-        decode_image(np.asarray(jpeg).tobytes())
-    except ImageError as exc:
-        return exc.reason
-    return ""

@@ -68,6 +68,8 @@ class RecordBatches:
         guard = Guard(source.reader, source.scan_groups) if self._guards else None
         labels = source.reader.labels[samples]
         batch = encoded_batch(jpegs, labels, samples, guard, source.damage)
+        if batch.error is not None:
+            raise batch.error
         if not batch.arrays[0]:
             reason = "no image can be read, and DALI's workers cannot leave a batch out"
             raise failure or PcrError(f"batch {info.iteration}: {reason}")

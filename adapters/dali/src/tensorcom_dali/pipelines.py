@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensorcom.arguments import check_integers
 from tensorcom.images import usable_cores
 from tensorcom_dali.feed import as_feed, external_source
 from tensorcom_dali.imports import check_gpu, import_dali
@@ -142,7 +143,7 @@ def finish_images(
         **options: further arguments of `fn.crop_mirror_normalize`: crop, mirror.
 
     Raises:
-        ValueError: `layout` or `dtype` is none of theirs.
+        ValueError: `layout` or `dtype` is none of theirs, or `std` is no divisor.
     """
     fn, types = import_dali("nvidia.dali.fn"), import_dali("nvidia.dali.types")
     if layout not in ("NCHW", "NHWC"):
@@ -152,6 +153,7 @@ def finish_images(
     is_raw = dtype == "uint8"
     mean = mean if mean is not None else (0.0,) * 3 if is_raw else IMAGENET_MEAN
     std = std if std is not None else (1.0,) * 3 if is_raw else IMAGENET_STD
+    check_std(std)
     return fn.crop_mirror_normalize(
         images,
         dtype=getattr(types, _DTYPES[dtype]),
@@ -166,6 +168,12 @@ def check_size(size: int) -> None:
     """Check the side of images: DALI leaves them as they are for 0, and mirrors them below."""
     if not isinstance(size, (int, np.integer)) or size < 1:
         raise ValueError(f"size={size}, expected a number of pixels, at least 1")
+
+
+def check_std(std: Sequence[float]) -> None:
+    """Check what images are divided by: DALI divides by 0 too."""
+    if not all(value > 0 for value in std):
+        raise ValueError(f"std={std}, expected numbers above 0")
 
 
 def _check_range(name: str, value: Sequence[float], *, most: float = float("inf")) -> None:
@@ -256,6 +264,7 @@ def _make_pipeline(source: Source | Feed, step: Any, options: dict[str, Any]) ->
     device = options.pop("device", "cpu")
     _decoder(device, options.get("decode_device"))
     workers = options.pop("workers", 0)
+    check_integers(0, workers=workers)
     known = (*_STEPS, *(_TRAINING if step is train_images else ()), *_FINISH)
     given = {name: options.pop(name) for name in known if name in options}
     idle = sorted(given.keys() - set(_FINISH))
@@ -273,9 +282,8 @@ def _make_pipeline(source: Source | Feed, step: Any, options: dict[str, Any]) ->
             images = finish_images(first.gpu() if device == "gpu" else first, **given)
         return (images, *(node.gpu() if device == "gpu" else node for node in rest))
 
-    if device == "gpu":
-        check_gpu()
-        options.setdefault("device_id", current_gpu())
+    if device == "gpu" and options.get("device_id") is None:
+        options["device_id"] = current_gpu()
     if workers:
         options = {"py_num_workers": workers, "py_start_method": "spawn", **options}
     return _define(source, define, options, takes=("device", *known, "workers"))
@@ -293,21 +301,30 @@ def _define(
             "those of nvidia.dali.Pipeline"
         )
     if options.get("device_id") is not None:
-        check_gpu()
+        check_gpu(options["device_id"])
     arguments = {
         "batch_size": feed.source.batch_size,
         "num_threads": usable_cores(),
         "device_id": None,
-        "seed": _seed_of(feed.source),
         **options,
+        "seed": _seed_of(feed, options.get("seed")),
     }
     return dali.pipeline_def(define)(**arguments)
 
 
-def _seed_of(source: Source) -> int:
-    """Return a seed that differs between ranks, and after a new start in a later epoch."""
-    parts = (0, 0, 0)
-    if not source.is_stream:
-        records: Any = source
-        parts = (records.seed, records.shard[0], records.next_state()["epoch"])
-    return int(np.random.SeedSequence(parts).generate_state(1)[0] >> 1)
+def _seed_of(feed: Feed, given: int | None) -> int:
+    """Return the seed of a pipeline.
+
+    It differs between ranks, after a new start in a later epoch, and for each batch that is made
+    again; unless one was given, which only the last is.
+    """
+    parts: tuple[int, ...] = (0, 0, 0)
+    if given is not None:
+        if not feed.variant:
+            return given
+        parts = (given,)
+    elif not feed.source.is_stream:
+        records: Any = feed.source
+        epoch = feed.variant[0] if feed.variant else records.next_state()["epoch"]
+        parts = (records.seed, records.shard[0], epoch)
+    return int(np.random.SeedSequence((*parts, *feed.variant)).generate_state(1)[0] >> 1)

@@ -10,12 +10,18 @@ import sys
 
 
 def current_shard() -> tuple[int, int]:
-    """Return (rank, ranks): of torch.distributed if it is in use, else of RANK and WORLD_SIZE."""
+    """Return (rank, ranks): of torch.distributed or jax.distributed, else of RANK and WORLD_SIZE.
+
+    A job that was not set up is not one: starts no backend of JAX.
+    """
     torch = sys.modules.get("torch")
     if torch is not None:
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized():
             return distributed.get_rank(), distributed.get_world_size()
+    jax = sys.modules.get("jax")
+    if jax is not None and jax.distributed.is_initialized():
+        return jax.process_index(), jax.process_count()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return 0, 1

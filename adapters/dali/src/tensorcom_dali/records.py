@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from tensorcom import ClosedError, SourceError
 from tensorcom.ahead import Ahead
+from tensorcom.arguments import check_integers, check_share
 from tensorcom.pcr import PcrReader
 from tensorcom.pcr import PcrSource as CoreSource
+from tensorcom.pcr.source import BUFFER
 from tensorcom_dali.feed import ENDED_EARLY, FORKED, Batch, Source
 from tensorcom_dali.images import Damage, Run
 from tensorcom_dali.parallel import RecordBatches
@@ -44,8 +46,9 @@ class PcrSource(Source):
         augment: with `decode`, "train", "eval" or None, as in core.
         shuffle: a new order each epoch; else that of the set.
         seed: of order and augmentation.
-        shard: (rank, ranks) of this process in its job; None takes them from torch.distributed if
-            it is in use, else from the variables RANK and WORLD_SIZE, else (0, 1).
+        shard: (rank, ranks) of this process in its job; None takes them from torch.distributed or
+            jax.distributed if it is in use, else from the variables RANK and WORLD_SIZE, else
+            (0, 1).
         end: what makes the counts of ranks equal: "wrap", "pad", "drop"; or "uneven".
         drop_last: leave out a last batch of fewer samples. DALI's own last batch policies do
             nothing for external sources.
@@ -54,9 +57,12 @@ class PcrSource(Source):
         on_skip: called with the error of each image or record that is skipped.
         prefetch: batches that are made before they are asked for.
         threads: with `decode`, decoding threads; None is one for each core.
+        buffer: how far a shuffle moves a sample, as in core.
+        transform: with `decode`, a function of crop and generator, as in core.
+        read_threads: that read records; None is 1 for a directory, and 4 elsewhere.
         cache: local directory that keeps what was read of a remote set.
         storage_options: passed on to the fsspec file system.
-        **options: further options of core's `PcrSource`: buffer, transform.
+        **options: further options of `PcrReader`: retries, timeout_s, cache_bytes.
 
     Yields:
         Images, a list of uint8 (bytes,), or uint8 (N, size, size, 3) with `decode`; and labels,
@@ -66,6 +72,7 @@ class PcrSource(Source):
         PcrError: the set, a record or an image is damaged, or storage failed.
         SourceError: there are no samples, or too few; or two pipelines read this source.
         ClosedError: it was closed while a pipeline read it.
+        TypeError: there is no such option.
         ValueError: an argument is out of range.
 
     Pickles: the copy begins with what the next iteration here would be.
@@ -90,31 +97,36 @@ class PcrSource(Source):
         on_skip: Callable[[Exception], object] | None = None,
         prefetch: int = 2,
         threads: int | None = None,
+        buffer: int = BUFFER,
+        transform: Callable[[NDArray[np.uint8], np.random.Generator], Any] | None = None,
+        read_threads: int | None = None,
         cache: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        self._set: tuple[Any, dict[str, Any]] = (
-            root,
-            {"cache": cache, "storage_options": storage_options},
-        )
+        check_integers(1, batch_size=batch_size)
+        check_integers(0, seed=seed, buffer=buffer)
+        of_reader = {"cache": cache, "storage_options": storage_options, **options}
+        self._set: tuple[Any, dict[str, Any]] = root, of_reader
         self._reader: PcrReader | None = None
-        self._shard = shard
+        self._shard = None if shard is None else check_share("shard", shard)
         self.is_encoded = not decode
         self._config: dict[str, Any] = {
-            "batch_size": batch_size,
+            "batch_size": int(batch_size),  # states hold them, and JSON no numpy integers
             "decode": decode,
             "size": size,
             "augment": augment,
             "shuffle": shuffle,
-            "seed": seed,
+            "seed": int(seed),
             "end": end,
             "drop_last": drop_last,
             "guard": guard,
             "on_error": on_error,
             "prefetch": prefetch,
             "threads": threads,
-            **options,
+            "buffer": int(buffer),
+            "transform": transform,
+            "read_threads": read_threads,
         }
         self._on_skip = on_skip
         self._damage: Damage | None = None
@@ -157,12 +169,14 @@ class PcrSource(Source):
     @property
     def batch_size(self) -> int:
         """Samples in a batch."""
-        return int(self._config["batch_size"])
+        value: int = self._config["batch_size"]
+        return value
 
     @property
     def seed(self) -> int:
         """Seed of order and augmentation."""
-        return int(self._config["seed"])
+        value: int = self._config["seed"]
+        return value
 
     @property
     def shard(self) -> tuple[int, int]:
@@ -297,8 +311,7 @@ class PcrSource(Source):
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be epoch `epoch`, unless it goes on from a state of that epoch."""
-        if epoch < 0:
-            raise ValueError(f"epoch={epoch}, expected at least 0")
+        check_integers(0, epoch=epoch)
         if not (isinstance(self._next, dict) and self._next["epoch"] == epoch):
             self._next = epoch
 

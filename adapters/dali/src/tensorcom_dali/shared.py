@@ -72,7 +72,8 @@ def from_records(
         layout: "NHWC" or "NCHW".
         shuffle: a new order each epoch.
         seed: of order and augmentation.
-        shard: (rank, ranks); None asks torch.distributed, or the variables RANK and WORLD_SIZE.
+        shard: (rank, ranks); None asks torch.distributed or jax.distributed, or the variables RANK
+            and WORLD_SIZE.
         end: "wrap", "pad", "drop" or "uneven".
         on_error: "raise" or "skip".
     """

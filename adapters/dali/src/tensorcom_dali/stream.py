@@ -14,6 +14,7 @@ import numpy as np
 
 from tensorcom import ClosedError, Connection, ReceiveTimeoutError, SourceError, ZmqUrlError
 from tensorcom.ahead import Ahead
+from tensorcom.arguments import check_integers, check_share
 from tensorcom.converters import as_list, check_layout, convert_layout, transform_with
 from tensorcom.progress import Ends, Progress
 from tensorcom.zmq_url import expand_urls, parse_url, share_urls
@@ -25,9 +26,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from tensorcom.stats import ConnectionStats
+
     Transforms = Sequence[Callable[[Any], Any] | None]
 
-_NOT_OF_DALI = ("converters", "device", "epoch", "raw")  # options of Connection
+# Options of Connection that are set here, or would be without effect: they say what is sent.
+_SET_HERE = ("converters", "device", "epoch", "lazy", "noexpand", "raw", "split")
+_OF_SENDERS = ("allow64", "copy", "multipart", "send_meta", "topic")
 _HELD = {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
 _HELD |= {"float16", "float32", "float64", "bool"}
 
@@ -51,13 +56,14 @@ class StreamSource(Source):
         batch_size: most samples of a message; None takes the number in the first one, and a
             `Loader` builds its pipeline anew for a message with more.
         timeout_s: seconds to wait for a message; None waits for ever.
-        on_bad_message: "raise" MessageError on a message that is none of ours, or "skip" it.
+        on_bad_message: "raise" MessageError on a message that is none of ours, or "skip" and count
+            it in `stats.bad`.
         batch_transforms: functions applied to the numpy arrays first, by position; what they return
             is copied.
         prefetch: messages that are received before they are asked for.
         shard: (rank, ranks) of this process in its job, for publishers, of which each rank takes
-            its part; None takes them from torch.distributed if it is in use, else from the
-            variables RANK and WORLD_SIZE, else (0, 1).
+            its part; None takes them from torch.distributed or jax.distributed if it is in use,
+            else from the variables RANK and WORLD_SIZE, else (0, 1).
         **options: further options of `Connection`: infos, total, report and fields of
             SocketOptions.
 
@@ -96,16 +102,13 @@ class StreamSource(Source):
         if sending is not None:
             raise ZmqUrlError(f"{sending.scheme} sends; a source receives", url=str(sending))
         check_layout(layout)
-        for name, value, least in (
-            ("length", length, 0),
-            ("batch_size", batch_size, 1),
-            ("prefetch", prefetch, 1),
-        ):
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value}, expected {least} or more")
+        check_integers(0, length=length, optional=True)
+        check_integers(1, batch_size=batch_size, optional=True)
+        check_integers(1, prefetch=prefetch)
         self.length = length
         self._layout, self._given_size = layout, batch_size
-        self._prefetch, self._shard = prefetch, shard
+        self._prefetch = prefetch
+        self._shard = None if shard is None else check_share("shard", shard)
         self._transforms = as_list(batch_transforms)
         self._config: dict[str, Any] = {
             "timeout_s": timeout_s,
@@ -124,9 +127,16 @@ class StreamSource(Source):
         self._form: list[tuple[str, int]] | None = None
         self._batch_size = self._given_size
 
+    def _connected(self) -> Connection:
+        if self._pid != os.getpid():
+            self._forget()
+        if self._connection is None:
+            self._connection = self._make_connection()
+        return self._connection
+
     def _make_connection(self) -> Connection:
         """Return a connection that opens at first use."""
-        refused = [name for name in _NOT_OF_DALI if name in self._config]
+        refused = [name for name in (*_SET_HERE, *_OF_SENDERS) if name in self._config]
         if refused:
             raise TypeError(f"{', '.join(refused)}: no option here, where arrays go to DALI")
         urls, split = share_urls(self._urls, self._shard or current_shard())
@@ -173,6 +183,11 @@ class StreamSource(Source):
             form[0] = (*form[0][:2], self._layout[1][1:])
         return form
 
+    @property
+    def stats(self) -> ConnectionStats:
+        """What came so far through the socket that is open: messages, bad ones, what is missing."""
+        return self._connected().stats
+
     def __len__(self) -> int:
         if self.length is None:
             raise TypeError("the length of this stream is unknown; give length=N")
@@ -185,17 +200,14 @@ class StreamSource(Source):
 
     def begin(self) -> None:
         """Go on receiving, with a new thread where the last one came to an end."""
-        if self._pid != os.getpid():
-            self._forget()
+        connection = self._connected()
         if self._ahead is not None and isinstance(self._ahead.failure, ReceiveTimeoutError):
             self._ahead.close()  # nobody asked then
         elif self._ahead is not None and not self._ahead.is_over:
             return
-        if self._connection is None:
-            self._connection = self._make_connection()
-        servers = self._connection.servers
+        servers = connection.servers
         self._ends = Ends(servers) if self._ends is None else self._ends.current()
-        receiving = _Receiving(self._connection, self._ends)
+        receiving = _Receiving(connection, self._ends)
         receiving.steps = self._transforms, self._layout
         self._ahead = Ahead(receiving.batches, depth=self._prefetch, name="tensorcom-dali")
 
