@@ -218,9 +218,11 @@ def test_keras_is_told_of_one_worker() -> None:
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_counts_are_checked(value: Any) -> None:
     data = Counting(3)
-    with pytest.raises(ValueError, match=f"workers={value}, expected at least 1"):
+    with pytest.raises(ValueError, match=f"workers={value}, expected (an integer|at least 1)"):
         data.workers = value
-    with pytest.raises(ValueError, match=f"max_queue_size={value}, expected at least 1"):
+    with pytest.raises(
+        ValueError, match=f"max_queue_size={value}, expected (an integer|at least 1)"
+    ):
         data.max_queue_size = value
 
 

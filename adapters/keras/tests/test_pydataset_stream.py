@@ -35,10 +35,10 @@ def labels(taken: Any) -> list[list[int]]:
     [
         ({"urls": "zpush://127.0.0.1:7880"}, "zpush sends; a data set receives"),
         ({"urls": "http://127.0.0.1"}, "http"),
-        ({"length": -1}, "length=-1, expected 0 or more"),
-        ({"rebatch": 0}, "rebatch=0, expected 1 or more"),
+        ({"length": -1}, "length=-1, expected at least 0"),
+        ({"rebatch": 0}, "rebatch=0, expected at least 1"),
         ({"shuffle": 5}, "shuffle=5 needs rebatch"),
-        ({"shuffle": -1, "rebatch": 2}, "shuffle=-1, expected 0 or more"),
+        ({"shuffle": -1, "rebatch": 2}, "shuffle=-1, expected at least 0"),
         ({"layout": ("NHWC", "CHWN")}, "layout"),
         ({"on_bad_message": "ignore"}, "on_bad_message='ignore'"),
         ({"workers": 0}, "workers=0, expected at least 1"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import platform
 import re
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from tensorcom import MessageError, SourceError
 from tensorcom.buffers import BufferPool, aligned_array
 from tensorcom.pcr import PcrSource
 from tensorcom.testing.loopback import LoopbackServer
+from tensorcom_keras import tf_memory
 from tensorcom_keras.records import PcrPyDataset
 from tensorcom_keras.stream import StreamPyDataset
 from tensorcom_keras.tf_feed import BatchSpec, as_tf_dataset, owned
@@ -250,22 +253,42 @@ def test_nothing_is_of_every_kind() -> None:
 
 
 class Mallinfo(ctypes.Structure):
-    """What glibc's mallinfo2 returns; number 3 counts blocks that are mapped one by one."""
+    """What glibc's mallinfo returns; number 3 counts blocks that are mapped one by one."""
 
-    _fields_ = [(f"number{i}", ctypes.c_size_t) for i in range(10)]
+    _fields_ = [(f"number{i}", ctypes.c_int) for i in range(10)]
 
 
-@pytest.mark.skipif(
-    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc's allocator is not in use"
-)
+@pytest.fixture
+def sizes_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in tf_memory.GIVEN:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is not glibc's")
+@pytest.mark.usefixtures("sizes_not_given")
 def test_freed_memory_is_kept_for_the_next_batch() -> None:
-    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo = ctypes.CDLL(None).mallinfo
     mallinfo.restype = Mallinfo
     list(as_tf_dataset(Source(few())))
     before = mallinfo().number3  # those go back to the kernel when they are freed
     blocks = [bytearray(8 << 20) for _ in range(3)]
     assert mallinfo().number3 == before
     del blocks
+
+
+@pytest.mark.usefixtures("sizes_not_given")
+def test_sizes_that_the_environment_gives_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    library = SimpleNamespace(mallopt=lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(tf_memory.ctypes, "CDLL", lambda _: library)
+    tf_memory.keep_freed_blocks()
+    assert calls
+    calls.clear()
+    for name in tf_memory.GIVEN:
+        with monkeypatch.context() as given:
+            given.setenv(name, "1")
+            tf_memory.keep_freed_blocks()
+    assert not calls
 
 
 def test_a_source_lives_as_long_as_its_data_sets() -> None:

@@ -181,6 +181,29 @@ def test_each_epoch_has_an_order_of_its_own_that_the_seed_gives(root, buffer) ->
     assert all(sorted(order) == list(range(TOTAL)) for order in different)
 
 
+def moves_of_the_buffer(root, epochs, **options):
+    """Return where each sample of an epoch was before the shuffle buffer, for some epochs."""
+    options = {"decode": False, "batch_size": TOTAL, **options}
+    without, through = (opened(root, buffer=buffer, **options) for buffer in (0, 1000))
+    found = []
+    for _ in range(epochs):
+        before = labels_of(taken(without))
+        found.append(tuple(before.index(label) for label in labels_of(taken(through))))
+    return found
+
+
+def test_the_buffer_moves_samples_otherwise_in_each_epoch_and_for_each_seed(root) -> None:
+    moves = [moves_of_the_buffer(root, 2, seed=seed) for seed in (1, 1, 2)]
+    assert moves[0] == moves[1]
+    assert len({*moves[0], *moves[2], tuple(range(TOTAL))}) == 5
+
+
+def test_the_buffer_of_the_service_moves_samples_otherwise_for_each_seed(root) -> None:
+    moves = [moves_of_the_buffer(root, 1, seed=seed, service=True) for seed in (1, 1, 2)]
+    assert moves[0] == moves[1]
+    assert len({*moves[0], *moves[2], tuple(range(TOTAL))}) == 3
+
+
 @pytest.fixture
 def set_seed():
     """Set the seed of all of TensorFlow; what it was cannot be asked, so that one stays set."""

@@ -144,6 +144,18 @@ def test_a_file_gives_order_and_crops_of_its_epoch(root, tmp_path) -> None:
     np.testing.assert_array_equal(first[0][0], again[0][0])
 
 
+def test_records_are_dealt_out_otherwise_in_each_epoch_and_for_each_seed() -> None:
+    def order(seed: int, epoch: int) -> tuple[int, ...]:
+        part = Part(50, 0, 1, "wrap")
+        pieces = split_piece_dataset(
+            np.arange(51), part, lambda: tf.constant(epoch, tf.int64), seed=seed, shuffle=True
+        )
+        return tuple(int(piece.record) for piece in pieces)
+
+    assert order(1, 0) == order(1, 0)
+    assert len({order(seed, epoch) for seed in (1, 2) for epoch in range(3)}) == 6
+
+
 def test_an_epoch_that_begins_under_way_changes_no_order() -> None:
     number = tf.Variable(0, dtype=tf.int64)
     pieces = split_piece_dataset(

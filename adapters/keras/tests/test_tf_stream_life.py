@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from fit_helpers import Log, new_model, server
 from numpy.typing import NDArray
 from tf_stream_helpers import (
     WAIT_S,
@@ -27,7 +29,7 @@ from tf_stream_helpers import (
 
 from tensorcom.buffers import BufferPool, aligned_array
 from tensorcom.testing.loopback import LoopbackServer
-from tensorcom_keras import tf_stream
+from tensorcom_keras import StreamPyDataset, as_tf_dataset, tf_stream
 from tensorcom_keras.tf_stream import close_stream, stream_dataset
 
 
@@ -321,3 +323,26 @@ def test_a_program_that_breaks_off_ends() -> None:
     )
     assert (done.returncode, done.stdout.strip()) == (0, "done")
     assert "Error" not in done.stderr
+
+
+# -- fits ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:__array__ impl:DeprecationWarning")  # of Keras' variables
+@pytest.mark.parametrize("kind", ["stream_dataset", "as_tf_dataset"])
+def test_a_fit_in_steps_loses_no_batch_and_waits_for_none(kind: str) -> None:
+    with server(count=12, end=False) as serving:
+        if kind == "stream_dataset":
+            dataset = stream_dataset(serving.url, timeout_s=None)
+            close = functools.partial(close_stream, dataset)
+        else:
+            source = StreamPyDataset(serving.url, timeout_s=None)
+            dataset, close = as_tf_dataset(source), source.close
+        log = Log()
+        model = new_model()
+        for _ in range(2):
+            arguments = {"epochs": 2, "steps_per_epoch": 3, "shuffle": False, "verbose": 0}
+            model.fit(dataset, callbacks=[log], **arguments)
+        close()
+    taken = [sorted({label // 2 for label in epoch}) for epoch in log.epochs]
+    assert taken == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]

@@ -25,7 +25,7 @@ from record_helpers import (
 
 from tensorcom.errors import PcrIndexError, SourceError
 from tensorcom.pcr import PcrSource
-from tensorcom_torch import PcrDataset, from_records, records
+from tensorcom_torch import PcrDataset, from_records, workers
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +247,7 @@ def test_a_spawned_worker_has_the_rank_of_its_parent(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(records, "current_shard", lambda: (1, 2))
+        patch.setattr(workers, "current_shard", lambda: (1, 2))
         expected = samples_of(make_dataset(root))
         pickled = pickle.dumps(make_dataset(root))
     assert len(flat(expected)) == 12

@@ -253,9 +253,9 @@ def test_a_sending_url_is_an_error(url: str) -> None:
     ("arguments", "error", "text"),
     [
         ({"shuffle": 10}, ValueError, "shuffle=10 needs rebatch"),
-        ({"shuffle": -1, "rebatch": 1}, ValueError, "shuffle=-1, expected 0 or more"),
-        ({"rebatch": 0}, ValueError, "rebatch=0, expected 1 or more"),
-        ({"length": -1}, ValueError, "length=-1, expected 0 or more"),
+        ({"shuffle": -1, "rebatch": 1}, ValueError, "shuffle=-1, expected at least 0"),
+        ({"rebatch": 0}, ValueError, "rebatch=0, expected at least 1"),
+        ({"length": -1}, ValueError, "length=-1, expected at least 0"),
         ({"layout": ("NHWC", "CHWN")}, ValueError, "expected"),
         ({"converters": "tensor"}, ValueError, "'tensor' is not one of numpy, torch"),
         ({"on_bad_message": "ignore"}, ValueError, "'ignore' is not one of"),

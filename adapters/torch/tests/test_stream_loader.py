@@ -222,12 +222,19 @@ def test_a_binding_url_with_two_workers_is_an_error_that_names_the_remedy() -> N
     assert "zpull://127.0.0.1:0" in str(caught.value)
 
 
+def test_workers_that_last_say_each_time_what_is_wrong() -> None:
+    loader = load(TensorcomDataset("zpull://127.0.0.1:0"), 2, persistent_workers=True)
+    for _ in range(2):
+        with pytest.raises(ZmqUrlError, match=r"\(zrpush\) and read with zrpull"):
+            list(loader)
+
+
 def test_a_binding_subscriber_has_another_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     info = SimpleNamespace(id=1, num_workers=2, seed=1)
     monkeypatch.setattr(stream, "get_worker_info", lambda: info)
     urls = ["zsub://127.0.0.1:1", "zrsub://127.0.0.1:0"]
     with pytest.raises(ZmqUrlError, match=r"\(zpub\) and read with zsub") as caught:
-        iter(TensorcomDataset(urls))
+        next(iter(TensorcomDataset(urls)))
     assert caught.value.url == urls[1]
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from tensorcom.arguments import check_integers
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -40,6 +42,7 @@ class FidelitySchedule(keras.callbacks.Callback):  # type: ignore[misc]
 
     Raises:
         ValueError: the schedule says nothing of epoch 0, or holds a number below 1.
+        TypeError: it is none.
     """
 
     def __init__(
@@ -62,7 +65,13 @@ class FidelitySchedule(keras.callbacks.Callback):  # type: ignore[misc]
             self._check_values(schedule)
 
     def _check_values(self, schedule: Mapping[int, int | None] | Sequence[int | None]) -> None:
+        if not hasattr(schedule, "__getitem__"):
+            raise TypeError(
+                f"schedule={schedule!r}, expected a mapping, a sequence or a function of the epoch"
+            )
         if isinstance(schedule, Mapping):
+            for epoch in schedule:
+                check_integers(0, epoch=epoch)
             if min(schedule, default=1) > 0:
                 raise ValueError("schedule has no number for epoch 0")
             values = list(schedule.values())
@@ -71,7 +80,7 @@ class FidelitySchedule(keras.callbacks.Callback):  # type: ignore[misc]
         if not values:
             raise ValueError("schedule is empty")
         for value in values:
-            if value is not None and (not isinstance(value, Integral) or value < 1):
+            if value is not None and (not _is_integer(value) or value < 1):
                 raise ValueError(f"schedule has scan_groups={value!r}, expected at least 1 or None")
 
     def scan_groups(self, epoch: int) -> int | None:
@@ -85,6 +94,7 @@ class FidelitySchedule(keras.callbacks.Callback):  # type: ignore[misc]
 
     def set_epoch(self, epoch: int) -> None:
         """Let what is read from now on have the number of an epoch."""
+        check_integers(0, epoch=epoch)
         self._epoch = epoch
         value = self.scan_groups(epoch)
         if self._object is not None:
@@ -103,7 +113,7 @@ class FidelitySchedule(keras.callbacks.Callback):  # type: ignore[misc]
         value = self.scan_groups(epoch)
         if value is None:
             return groups
-        if not isinstance(value, Integral) or not 1 <= value <= groups:
+        if not _is_integer(value) or not 1 <= value <= groups:
             raise ValueError(
                 f"schedule has scan_groups={value!r} in epoch {epoch}, expected 1 to {groups}"
             )
@@ -138,6 +148,10 @@ class FidelitySchedule(keras.callbacks.Callback):  # type: ignore[misc]
             self._variable = tf.Variable(groups, dtype=tf.int64, trainable=False)
         self.set_epoch(self._epoch)
         return self._variable if self._path is None else self._path
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _write(path: str, text: str) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import keras
 import numpy as np
 
+from tensorcom.arguments import check_integers, check_share
 from tensorcom.converters import to_tensor
 from tensorcom.locks import ForkLock
 from tensorcom_keras.tf_memory import keep_freed_blocks
@@ -161,8 +162,9 @@ class SequentialPyDataset(keras.utils.PyDataset, ABC):  # type: ignore[misc]
         self, *, workers: int | None, use_multiprocessing: bool, max_queue_size: int
     ) -> None:
         super().__init__()
-        self._threads = None if workers is None else _checked("workers", workers)
-        self._queue_size = _checked("max_queue_size", max_queue_size)
+        check_integers(1, workers=workers, optional=True)
+        check_integers(1, max_queue_size=max_queue_size)
+        self._threads, self._queue_size = workers, max_queue_size
         self._reset_live()
         self.use_multiprocessing = use_multiprocessing
 
@@ -221,7 +223,8 @@ class SequentialPyDataset(keras.utils.PyDataset, ABC):  # type: ignore[misc]
 
     @workers.setter
     def workers(self, value: int) -> None:
-        self._threads = _checked("workers", value)
+        check_integers(1, workers=value)
+        self._threads = value
 
     @property
     def max_queue_size(self) -> int:
@@ -230,7 +233,8 @@ class SequentialPyDataset(keras.utils.PyDataset, ABC):  # type: ignore[misc]
 
     @max_queue_size.setter
     def max_queue_size(self, value: int) -> None:
-        self._queue_size = _checked("max_queue_size", value)
+        check_integers(1, max_queue_size=value)
+        self._queue_size = value
 
     @property
     def use_multiprocessing(self) -> bool:
@@ -302,12 +306,6 @@ class SequentialPyDataset(keras.utils.PyDataset, ABC):  # type: ignore[misc]
             self._forget_parent()
 
 
-def _checked(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name}={value!r}, expected at least 1")
-    return int(value)
-
-
 def arranged(arrays: Any, arrange: Callable[..., Any] | None) -> Any:
     """Return what a data set yields: a tuple of the arrays, or what `arrange` makes of them."""
     return tuple(arrays) if arrange is None else arrange(*arrays)
@@ -326,7 +324,11 @@ def _as_torch(value: Any) -> Any:
 
 
 def current_shard() -> tuple[int, int]:
-    """Return (rank, ranks) of this process, as the backend says or RANK and WORLD_SIZE."""
+    """Return (rank, ranks) of this process, as the backend says or RANK and WORLD_SIZE.
+
+    Raises:
+        ValueError: RANK and WORLD_SIZE are no such numbers.
+    """
     backend = keras.backend.backend()
     if backend == "jax":
         jax = importlib.import_module("jax")
@@ -336,4 +338,13 @@ def current_shard() -> tuple[int, int]:
         distributed = importlib.import_module("torch.distributed")
         if distributed.is_available() and distributed.is_initialized():
             return distributed.get_rank(), distributed.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, ranks = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None or ranks is None:
+        return 0, 1
+    try:
+        return check_share("shard", (int(rank), int(ranks)))
+    except ValueError:
+        raise ValueError(
+            f"RANK={rank!r} and WORLD_SIZE={ranks!r} in the environment, expected a number from 0 "
+            "and the count over it"
+        ) from None

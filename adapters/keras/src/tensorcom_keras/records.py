@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorcom import PcrError, SourceError
+from tensorcom.arguments import check_integers
 from tensorcom.converters import check_layout, convert_layout
 from tensorcom.pcr import PcrReader, PcrSource
 from tensorcom_keras.pydataset import SequentialPyDataset, Taken, arranged, current_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+
+_OF_SOURCE = ("buffer", "guard", "on_skip")
+_NOT_OF_DATA_SETS = ("decode", "prefetch", "threads", "worker")  # of the source, but set here
 
 
 class PcrPyDataset(SequentialPyDataset):
@@ -54,7 +59,8 @@ class PcrPyDataset(SequentialPyDataset):
         workers: threads that decode; None is one for each core that the process may use.
         use_multiprocessing: must be False.
         max_queue_size: batches that are decoded before they are asked for.
-        **options: further options of `PcrSource`: buffer, guard, on_skip.
+        **options: further options of `PcrSource`: buffer, guard, on_skip; and of `PcrReader`:
+            retries, timeout_s, cache_bytes.
 
     Yields:
         (images, labels): uint8 (N, size, size, 3), or (N, 3, size, size) in layout "NCHW", and
@@ -97,6 +103,9 @@ class PcrPyDataset(SequentialPyDataset):
             use_multiprocessing=use_multiprocessing,
             max_queue_size=max_queue_size,
         )
+        for name in _NOT_OF_DATA_SETS:
+            if name in options:
+                raise TypeError(f"no option {name!r}; see workers, max_queue_size and shard")
         check_layout(("NHWC", layout))
         if size is None and batch_size != 1:
             raise ValueError(
@@ -114,8 +123,8 @@ class PcrPyDataset(SequentialPyDataset):
             "end": end,
             "drop_last": drop_last,
             "on_error": on_error,
-            "shard": shard or current_shard(),
-            **options,
+            "shard": current_shard() if shard is None else shard,
+            **{name: options.pop(name) for name in _OF_SOURCE if name in options},
         }
         self._source = PcrSource(
             root,
@@ -123,6 +132,7 @@ class PcrPyDataset(SequentialPyDataset):
             cache=cache,
             storage_options=storage_options,
             **self._config,
+            **options,
         )
         self._loaded: dict[str, Any] | None = None
         self._left: int | None = None  # batches of an epoch that goes on from a state
@@ -295,8 +305,7 @@ class PcrPyDataset(SequentialPyDataset):
 
         A loaded state of that epoch that waits for the next iteration is kept.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch={epoch}, expected at least 0")
+        check_integers(0, epoch=epoch)
         with self._pulling, self._state:
             self._settle()
             self._source.set_epoch(epoch)

@@ -11,9 +11,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tensorcom import ClosedError, Connection, Stream, TransportError, ZmqUrlError
+from tensorcom.arguments import check_integers
 from tensorcom.converters import check_layout
 from tensorcom.progress import Ends, Progress
-from tensorcom.zmq_url import expand_urls, parse_url
+from tensorcom.zmq_url import ZmqUrl, expand_urls, parse_url, share_urls
 from tensorcom_keras.ahead import ReadAhead
 from tensorcom_keras.pydataset import SequentialPyDataset, Taken, arranged, current_shard
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     Transforms = Sequence[Callable[[Any], Any] | None] | None
+
+# Options of Connection that would be without effect, or are set here.
+_NOT_OF_DATA_SETS = ("epoch", "raw", "split", "lazy", "noexpand")
 
 
 class StreamPyDataset(SequentialPyDataset):
@@ -30,6 +34,12 @@ class StreamPyDataset(SequentialPyDataset):
     ranks of a distributed job share a stream: pulling ranks by nature, and of publishers each takes
     its part. The socket opens at the first batch and stays open: each epoch goes on where the last
     one stopped. A data set is used by one `fit` or loop at a time.
+
+    On TensorFlow Keras asks for a batch or two ahead, in a thread of its own. With `length`, and no
+    `steps_per_epoch`, it asks for none after the last one. With `steps_per_epoch` or
+    `validation_steps`, what it asked for is lost at the end of each fit, evaluation and validation,
+    which waits for it up to `timeout_s`. `stream_dataset`, and `as_tf_dataset` of this, lose
+    nothing there and do not wait.
 
     Args:
         urls: a ZMQ URL or several, braces expanded.
@@ -90,17 +100,17 @@ class StreamPyDataset(SequentialPyDataset):
             max_queue_size=max_queue_size,
         )
         check_layout(layout)
+        check_integers(0, length=length, optional=True)
+        check_integers(1, rebatch=rebatch, optional=True)
+        check_integers(0, shuffle=shuffle)
+        check_integers(None, seed=seed, optional=True)
         if shuffle and not rebatch:
             raise ValueError(f"shuffle={shuffle} needs rebatch, the batch size to yield")
-        for name, value, least in (("length", length, 0), ("rebatch", rebatch, 1)):
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value}, expected {least} or more")
-        if shuffle < 0:
-            raise ValueError(f"shuffle={shuffle}, expected 0 or more")
         self._length, self._arrange = length, arrange
         self._steps = rebatch, shuffle, seed
-        self._rank, ranks = shard or current_shard()
-        self._urls, split = _share(urls, self._rank, ranks)
+        shard = current_shard() if shard is None else shard
+        shared, split = share_urls(receiving_urls(urls, options), shard)
+        self._urls, self._rank = [str(url) for url in shared], shard[0]
         self._config: dict[str, Any] = {
             "batch_transforms": batch_transforms,
             "layout": layout,
@@ -306,20 +316,25 @@ class _Stoppable(Progress):
         return self._stop.is_set() or super().complete
 
 
-def _share(
-    urls: str | Iterable[str], rank: int, ranks: int
-) -> tuple[list[str], tuple[int, int] | None]:
-    """Return the URLs of a rank and, where ranks share a publisher, its part of it."""
+def receiving_urls(urls: str | Iterable[str], options: Iterable[str]) -> list[ZmqUrl]:
+    """Return the URLs of a data set, one or more.
+
+    Args:
+        urls: as given, braces expanded.
+        options: names of the options for `Connection`, which knows them.
+
+    Raises:
+        ZmqUrlError: a URL is wrong or sends.
+        TypeError: an option would be without effect, or is set by data sets.
+    """
+    refused = [name for name in _NOT_OF_DATA_SETS if name in options]
+    if refused:
+        raise TypeError(f"{', '.join(refused)}: no option of a data set; see length and shard")
     parsed = [parse_url(text) for text in expand_urls(urls)]
     for url in parsed:
         if url.sends:
             raise ZmqUrlError(f"{url.scheme} sends; a data set receives", url=str(url))
-    texts = [str(url) for url in parsed]
-    if ranks == 1 or parsed[0].kind == "pull" or any(url.binds for url in parsed):
-        return texts, None
-    if len(texts) >= ranks:
-        return texts[rank::ranks], None
-    return texts, (rank, ranks)
+    return parsed
 
 
 def from_stream(

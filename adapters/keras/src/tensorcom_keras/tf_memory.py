@@ -15,7 +15,7 @@ _VALUES = {  # bytes
     _TRIM_THRESHOLD: 1024 * _MIB,
     _TOP_PAD: 64 * _MIB,  # arenas of threads are given back unless more than that is free
 }
-_GIVEN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+GIVEN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_blocks() -> None:
@@ -29,7 +29,7 @@ def keep_freed_blocks() -> None:
     a few microseconds. What is kept is at most what was in use at some time. Sizes that the
     environment sets are left alone.
     """
-    if any(name in os.environ for name in _GIVEN):
+    if any(name in os.environ for name in GIVEN):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:

@@ -164,7 +164,7 @@ def split_piece_dataset(
         # Read once: an order that changes under way would lose samples, and repeat others.
         number = tf.cond(number < 0, epoch, lambda: number)
         if shuffle:
-            key = tf.bitcast(random_key(seed, number)[0], tf.int32)  # int32 (2,)
+            key = tf.bitcast(random_number(seed, number), tf.int32)  # int32 (2,)
             place = tf.random.experimental.index_shuffle(place, key, len(rows) - 1)
         record, start, stop = tf.unstack(tf.constant(rows)[place])
         return number, Piece(record, start, stop, number)
@@ -222,8 +222,18 @@ def permutation(count: Any, *numbers: Any) -> Any:
     return tf.cast(tf.argsort(draws), tf.int64)
 
 
+def random_number(*numbers: Any) -> Any:
+    """Return a number of all of int64, (): a function of some numbers."""
+    return tf.random.stateless_uniform(
+        [], seed=random_key(*numbers), minval=None, maxval=None, dtype=tf.int64
+    )
+
+
 def random_key(*numbers: Any) -> Any:
-    """Return a seed for TensorFlow's stateless generators, int64 (2,), from some numbers."""
+    """Return a seed for TensorFlow's stateless generators, int64 (2,), from some numbers.
+
+    Only both of its numbers together depend on all that it is made from.
+    """
     key = tf.zeros([2], tf.int64)
     for number in numbers:
         key = tf.random.experimental.stateless_fold_in(key, tf.cast(number, tf.int64))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tensorcom.arguments import check_integers, check_share
 from tensorcom.errors import SourceError
 from tensorcom.images import usable_cores
 from tensorcom_keras.tf_control import control_of
@@ -21,7 +22,7 @@ from tensorcom_keras.tf_order import (
     Part,
     epoch_dataset,
     piece_dataset,
-    random_key,
+    random_number,
     shuffled,
     split_piece_dataset,
 )
@@ -115,16 +116,9 @@ def pcr_dataset(
     While iterating, errors are TensorFlow's and hold our text.
     """
     _check_choices(augment=augment, end=end, on_error=on_error)
-    for name, value, least in (
-        ("batch_size", batch_size, 1),
-        ("size", size, 1),
-        ("buffer", buffer, 0),
-        ("seed", seed, 0),
-        ("num_parallel_reads", num_parallel_reads, 1),
-        ("num_parallel_calls", 1 if num_parallel_calls is None else num_parallel_calls, 1),
-    ):
-        if value < least:
-            raise ValueError(f"{name}={value}, expected at least {least}")
+    check_integers(1, batch_size=batch_size, size=size, num_parallel_reads=num_parallel_reads)
+    check_integers(1, num_parallel_calls=num_parallel_calls, optional=True)
+    check_integers(0, buffer=buffer, seed=seed)
     seed %= 1 << 63  # what TensorFlow takes
     keep_freed_blocks()
     skips = on_error == "skip"
@@ -156,7 +150,7 @@ def pcr_dataset(
 
     def make_epoch(draw: Any) -> tf.data.Dataset:
         pieces = piece_dataset(records.starts, part, draw, seed=seed, shuffle=shuffle)
-        return steps.batches(pieces, random_key(seed, draw)[0])
+        return steps.batches(pieces, random_number(seed, draw))
 
     if service:
         pieces = split_piece_dataset(
@@ -239,9 +233,7 @@ def _check_choices(*, augment: str | None, end: str, on_error: str) -> None:
 def _check_part(
     records: RecordSet, shard: tuple[int, int], end: str, batch_size: int, *, drop_last: bool
 ) -> Part:
-    rank, ranks = shard
-    if not 0 <= rank < ranks:
-        raise ValueError(f"shard={shard}, expected a number from 0 and the count over it")
+    rank, ranks = check_share("shard", shard)
     samples = int(records.starts[-1])
     part = Part(samples, rank, ranks, end)
     if samples == 0:

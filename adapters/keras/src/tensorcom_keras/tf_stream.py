@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tensorcom import Connection, MessageError, ZmqUrlError
+from tensorcom import Connection, MessageError
+from tensorcom.arguments import check_integers
 from tensorcom.buffers import BufferPool
 from tensorcom.converters import as_list, check_layout
-from tensorcom.zmq_url import expand_urls, parse_url, share_urls
+from tensorcom.zmq_url import share_urls
 from tensorcom_keras.pump import Pump, Reader
+from tensorcom_keras.stream import receiving_urls
 from tensorcom_keras.tf_feed import BatchSpec, make_dataset, owned, source_of, to_numpy
 
 if TYPE_CHECKING:
@@ -86,19 +88,12 @@ def stream_dataset(
     only when they are gone. What `batch_transforms` return, and what is not contiguous, is copied
     once.
     """
-    parsed = [parse_url(text) for text in expand_urls(urls)]
-    for url in parsed:
-        if url.sends:
-            raise ZmqUrlError(f"{url.scheme} sends; a data set receives", url=str(url))
-    for name, value, least in (
-        ("length", 0 if length is None else length, 0),
-        ("prefetch", prefetch, 1),
-        ("prefetch_bytes", prefetch_bytes, 1),
-    ):
-        if value < least:
-            raise ValueError(f"{name}={value}, expected {least} or more")
+    check_integers(0, length=length, optional=True)
+    check_integers(1, prefetch=prefetch, prefetch_bytes=prefetch_bytes)
     check_layout(layout)
-    parsed, split = share_urls(parsed, shard)
+    if spec is not None and not isinstance(spec, (list, tuple)):
+        raise TypeError(f"spec={spec!r}, expected a tf.TensorSpec for each array, in a list")
+    shared, split = share_urls(receiving_urls(urls, options), shard)
     transforms = as_list(batch_transforms)
     config: dict[str, Any] = {
         "batch_transforms": transforms,
@@ -109,7 +104,7 @@ def stream_dataset(
         "split": split,
         **options,
     }
-    texts = [str(url) for url in parsed]
+    texts = [str(url) for url in shared]
 
     def connect() -> Connection:
         return Connection(texts, noexpand=True, lazy=True, **config)
@@ -149,7 +144,7 @@ def close_stream(dataset: tf.data.Dataset) -> None:
     Raises:
         TypeError: it is neither.
     """
-    pump = source_of(dataset)
+    pump = source_of(dataset) if isinstance(dataset, tf.data.Dataset) else None
     if not isinstance(pump, Pump):
         raise TypeError(f"{dataset!r} was not made by stream_dataset")
     pump.close()

@@ -14,16 +14,18 @@ import torch
 from torch.utils.data import IterableDataset
 
 from tensorcom import PcrError
+from tensorcom.arguments import check_integers
 from tensorcom.converters import check_layout, convert_layout, to_tensor
 from tensorcom.images import usable_cores
 from tensorcom.pcr import PcrReader, PcrSource
 from tensorcom_torch.epochs import Epochs
-from tensorcom_torch.workers import LoaderRole, current_role, current_shard
+from tensorcom_torch.workers import LoaderRole, Shard, current_role, failing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _ALL_GROUPS = 0
+_OF_SOURCE = ("buffer", "guard", "on_skip", "prefetch")  # the other options are the reader's
 
 
 class PcrDataset(IterableDataset[list[Any]]):
@@ -59,7 +61,8 @@ class PcrDataset(IterableDataset[list[Any]]):
             iteration begins.
         cache: local directory that keeps what was read of a remote set.
         storage_options: passed on to the fsspec file system.
-        **options: further options of `PcrSource`: buffer, guard, on_skip, prefetch.
+        **options: further options of `PcrSource`: buffer, guard, on_skip, prefetch; and of
+            `PcrReader`: retries, timeout_s, cache_bytes.
 
     Yields:
         [images, labels]: uint8 (N, size, size, 3), or (N, 3, size, size) in layout "NCHW", and
@@ -98,9 +101,12 @@ class PcrDataset(IterableDataset[list[Any]]):
     ) -> None:
         super().__init__()
         check_layout(("NHWC", layout))
+        check_integers(1, threads=threads, optional=True)
         self._layout = ("NHWC", layout)
-        self._threads, self._given_shard = threads, shard
-        options_of_set: dict[str, Any] = {"cache": cache, "storage_options": storage_options}
+        self._threads = threads
+        self._shard = Shard(shard)
+        of_source = {name: options.pop(name) for name in _OF_SOURCE if name in options}
+        options_of_set = {"cache": cache, "storage_options": storage_options, **options}
         self._set = root, options_of_set
         self._reader: PcrReader | None = None
         self._config: dict[str, Any] = {
@@ -114,7 +120,7 @@ class PcrDataset(IterableDataset[list[Any]]):
             "end": end,
             "drop_last": drop_last,
             "on_error": on_error,
-            **options,
+            **of_source,
         }
         self._epochs = Epochs()
         # In shared memory, so that workers see when it is set.
@@ -122,7 +128,9 @@ class PcrDataset(IterableDataset[list[Any]]):
         self._source: PcrSource | None = None
         self._owner = os.getpid()
         self.scan_groups = scan_groups
-        self._make_source(shard or (0, 1), (0, 1))  # wrong arguments are errors here
+        self._make_source(
+            (0, 1) if shard is None else shard, (0, 1)
+        )  # wrong arguments are errors here
 
     # -- what it is ----------------------------------------------------------------------------
 
@@ -157,15 +165,11 @@ class PcrDataset(IterableDataset[list[Any]]):
 
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank, over all workers."""
-        return len(self._make_source(self._shard(), (0, 1)))
-
-    def _shard(self) -> tuple[int, int]:
-        return self._given_shard or current_shard() or (0, 1)
+        return len(self._make_source(self._shard.current(), (0, 1)))
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the configuration; what is open stays with its process."""
-        shard = self._given_shard or current_shard()
-        return {**self.__dict__, "_reader": None, "_source": None, "_given_shard": shard}
+        return {**self.__dict__, "_reader": None, "_source": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -188,7 +192,7 @@ class PcrDataset(IterableDataset[list[Any]]):
 
     def _own_source(self, role: LoaderRole) -> PcrSource:
         """Return the source of this process, which lives as long as the process or its shard."""
-        shard, source = self._shard(), self._source
+        shard, source = self._shard.current(), self._source
         if self._owner != os.getpid():
             self._owner, source = os.getpid(), None
         if source is None or (source.shard, source.worker) != (shard, role.worker):
@@ -205,8 +209,7 @@ class PcrDataset(IterableDataset[list[Any]]):
         except Exception as exc:
             if not role.is_worker:
                 raise
-            # A worker that lasts dies of what `iter` raises; what `next` raises gets to the parent.
-            return _failing(exc)
+            return failing(exc)
 
     def _batches(self, source: PcrSource, iteration: int) -> Iterator[list[Any]]:
         source.scan_groups = self.scan_groups
@@ -233,8 +236,7 @@ class PcrDataset(IterableDataset[list[Any]]):
 
         A loaded state of that epoch that waits for the next iteration is kept.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch={epoch}, expected at least 0")
+        check_integers(0, epoch=epoch)
         self._epochs.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -255,7 +257,7 @@ class PcrDataset(IterableDataset[list[Any]]):
         state = self._epochs.waiting_state(role)
         if state is not None:
             return dict(state)
-        source = self._make_source(self._shard(), role.worker)
+        source = self._make_source(self._shard.current(), role.worker)
         source.set_epoch(self._epochs.upcoming(role))
         return source.state_dict()
 
@@ -267,7 +269,7 @@ class PcrDataset(IterableDataset[list[Any]]):
         Raises:
             ValueError: it is no state, or one of another set, order or worker.
         """
-        source = self._make_source(self._shard(), current_role().worker)
+        source = self._make_source(self._shard.current(), current_role().worker)
         source.load_state_dict(dict(state))
         self._config["seed"] = state["seed"]
         self._epochs.load(dict(state))
@@ -279,11 +281,13 @@ class PcrDataset(IterableDataset[list[Any]]):
 
         Args:
             batches: batches that the training loop of this rank took: of the epoch, or since a
-                state of that epoch was loaded.
+                state of that epoch was loaded. With workers, in their turn: not of a loader with
+                `in_order=False`.
             epoch: the epoch that they are of.
             num_workers: of the loader that they came from.
         """
-        source = self._make_source(self._shard(), (0, max(1, num_workers)))
+        check_integers(0, batches=batches, epoch=epoch, num_workers=num_workers)
+        source = self._make_source(self._shard.current(), (0, max(1, num_workers)))
         state = self._epochs.loaded_state(epoch)
         if state is None:
             source.set_epoch(epoch)
@@ -298,11 +302,6 @@ class PcrDataset(IterableDataset[list[Any]]):
         self._source = None
         if self._reader is not None:
             self._reader.close()
-
-
-def _failing(error: Exception) -> Iterator[Any]:
-    raise error
-    yield
 
 
 def from_records(

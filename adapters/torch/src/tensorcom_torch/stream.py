@@ -12,10 +12,11 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tensorcom import Connection, Stream, ZmqUrlError
+from tensorcom.arguments import check_integers
 from tensorcom.converters import check_layout, to_tensor
 from tensorcom.progress import Ends, Progress, ProgressBoard
-from tensorcom.zmq_url import ZmqUrl, expand_urls, parse_url
-from tensorcom_torch.workers import current_shard, loader_key
+from tensorcom.zmq_url import expand_urls, parse_url, share_urls
+from tensorcom_torch.workers import Shard, failing, loader_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from tensorcom.meta import Meta
 
     Converters = str | Callable[[Any], Any] | Sequence[Callable[[Any], Any] | None] | None
+
+# Options of Connection that would be without effect, or are set here.
+_NOT_OF_DATA_SETS = ("epoch", "raw", "split", "lazy", "noexpand")
 
 
 class TensorcomDataset(IterableDataset[list[Any]]):
@@ -88,23 +92,25 @@ class TensorcomDataset(IterableDataset[list[Any]]):
         **options: Any,
     ) -> None:
         super().__init__()
+        refused = [name for name in _NOT_OF_DATA_SETS if name in options]
+        if refused:
+            raise TypeError(f"{', '.join(refused)}: no option of a data set; see length and shard")
         self._urls = [parse_url(text) for text in expand_urls(urls)]
         if any(url.sends for url in self._urls):
             sending = next(url for url in self._urls if url.sends)
             raise ZmqUrlError(f"{sending.scheme} sends; a data set receives", url=str(sending))
+        check_layout(layout)
+        check_integers(0, length=length, optional=True)
+        check_integers(1, rebatch=rebatch, optional=True)
+        check_integers(0, shuffle=shuffle)
+        check_integers(None, seed=seed, optional=True)
         if shuffle and not rebatch:
             raise ValueError(f"shuffle={shuffle} needs rebatch, the batch size to yield")
-        check_layout(layout)
-        for name, value, least in (("length", length, 0), ("rebatch", rebatch, 1)):
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value}, expected {least} or more")
-        if shuffle < 0:
-            raise ValueError(f"shuffle={shuffle}, expected 0 or more")
         self._length = length
         self._rebatch = rebatch
         self._shuffle = shuffle
         self._seed = seed
-        self._given_shard = shard
+        self._shard = Shard(shard)
         self._iterations = 0
         self._board = ProgressBoard()
         self._live: _Live | None = None
@@ -117,7 +123,7 @@ class TensorcomDataset(IterableDataset[list[Any]]):
             "infos": infos,
             **options,
         }
-        self._connection(self._urls, None)  # wrong arguments are errors here, not in a worker
+        self._connection((0, 1))  # wrong arguments are errors here, not in a worker
 
     def __len__(self) -> int:
         if self._length is None:
@@ -126,17 +132,24 @@ class TensorcomDataset(IterableDataset[list[Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the configuration; a live socket stays with its process."""
-        shard = self._given_shard or current_shard()
-        return {**self.__dict__, "_live": None, "_iterations": 0, "_given_shard": shard}
+        return {**self.__dict__, "_live": None, "_iterations": 0}
 
     def __iter__(self) -> Iterator[list[Any]]:
         info = get_worker_info()
+        try:
+            return self._iterate(info)
+        except Exception as exc:
+            if info is None:
+                raise
+            return failing(exc)
+
+    def _iterate(self, info: Any) -> Iterator[list[Any]]:
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        rank, ranks = self._given_shard or current_shard() or (0, 1)
-        reader, readers = rank * workers + worker, ranks * workers
-        urls, split = self._share(reader, readers, workers)
+        rank, ranks = self._shard.current()
+        reader = rank * workers + worker
+        self._check_binding(workers)
         iteration, self._iterations = self._iterations, self._iterations + 1
-        live = self._open(urls, split)
+        live = self._open((reader, ranks * workers))
         ends = live.ends()
         if info is None:
             progress = Progress(self._length, ends=ends)
@@ -147,33 +160,28 @@ class TensorcomDataset(IterableDataset[list[Any]]):
             return live.connection.items(progress=progress)
         return self._rebatched(live, progress, reader)
 
-    def _share(
-        self, reader: int, readers: int, workers: int
-    ) -> tuple[list[ZmqUrl], tuple[int, int] | None]:
-        """Return the URLs of a reader and, where readers share a publisher, its part of it."""
-        urls = self._urls
-        binding = [url for url in urls if url.binds]
+    def _check_binding(self, workers: int) -> None:
+        """Refuse a URL that binds where several workers would do it."""
+        binding = [url for url in self._urls if url.binds]
         if binding and workers > 1:
-            scheme, other = ("zrpull", "zrpush") if urls[0].kind == "pull" else ("zsub", "zpub")
+            scheme, other = ("zrpull", "zrpush") if binding[0].kind == "pull" else ("zsub", "zpub")
             raise ZmqUrlError(
                 f"binds, which one worker can do and {workers} cannot; let the servers bind "
                 f"({other}) and read with {scheme}, or use num_workers <= 1",
                 url=str(binding[0]),
             )
-        if binding or urls[0].kind == "pull" or readers == 1:
-            return urls, None
-        if len(urls) >= readers:
-            return urls[reader::readers], None
-        return urls, (reader, readers)
 
-    def _open(self, urls: list[ZmqUrl], split: tuple[int, int] | None) -> _Live:
+    def _open(self, share: tuple[int, int]) -> _Live:
         """Return what this process has open: kept between iterations, so that nothing is lost."""
+        if self._live is not None and self._live.share != share:
+            self.close()
         if self._live is None or self._live.pid != os.getpid():
-            self._live = _Live(self._connection(urls, split))
+            self._live = _Live(self._connection(share), share)
         return self._live
 
-    def _connection(self, urls: list[ZmqUrl], split: tuple[int, int] | None) -> Connection:
-        """Return a connection that opens at first use."""
+    def _connection(self, share: tuple[int, int]) -> Connection:
+        """Return the connection of one of several readers, which opens at first use."""
+        urls, split = share_urls(self._urls, share)
         texts = [str(url) for url in urls]
         return Connection(texts, noexpand=True, split=split, lazy=True, **self._config)
 
@@ -209,10 +217,10 @@ class TensorcomDataset(IterableDataset[list[Any]]):
 
 
 class _Live:
-    """What one process has open."""
+    """What one process has open, for its share of the stream."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, connection: Connection, share: tuple[int, int]) -> None:
+        self.connection, self.share = connection, share
         self.pid = os.getpid()
         self.relay = _Relay()
         self.batches: Iterator[Sequence[Any]] | None = None

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import distributed
 from torch.utils.data import get_worker_info
+
+from tensorcom.arguments import check_share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class LoaderRole(NamedTuple):
@@ -30,12 +35,68 @@ class LoaderRole(NamedTuple):
 
 
 def current_shard() -> tuple[int, int] | None:
-    """Return (rank, ranks) of this process, None if nothing says."""
+    """Return (rank, ranks) of this process, None if nothing says.
+
+    Raises:
+        ValueError: RANK and WORLD_SIZE are no such numbers.
+    """
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return None
+    rank, ranks = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None or ranks is None:
+        return None
+    try:
+        return check_share("shard", (int(rank), int(ranks)))
+    except ValueError:
+        raise ValueError(
+            f"RANK={rank!r} and WORLD_SIZE={ranks!r} in the environment, expected a number from 0 "
+            "and the count over it"
+        ) from None
+
+
+class Shard:
+    """The part of a job that a data set takes, in each process that it gets to.
+
+    Args:
+        given: (rank, ranks), None to ask torch and the environment.
+
+    Raises:
+        ValueError: it is not a number from 0 and the count over it.
+    """
+
+    def __init__(self, given: tuple[int, int] | None) -> None:
+        self._given = None if given is None else check_share("shard", given)
+        self._inherited: tuple[int, int] | None = None  # that of who pickled it, and was not given
+        self._pid = 0
+
+    def current(self) -> tuple[int, int]:
+        """Return (rank, ranks) of this process.
+
+        Raises:
+            ValueError: RANK and WORLD_SIZE are no such numbers.
+        """
+        if self._given is not None:
+            return self._given
+        # A worker that was spawned got it from its rank, and is itself none of torch.distributed.
+        if self._inherited and self._pid == os.getpid() and get_worker_info() is not None:
+            return self._inherited
+        return current_shard() or self._inherited or (0, 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_given": self._given, "_inherited": self.current()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._pid = os.getpid()
+
+
+def failing(error: Exception) -> Iterator[Any]:
+    """Return an iterator that raises an error.
+
+    A worker that lasts dies of what `iter` raises; what `next` raises gets to the parent.
+    """
+    raise error
+    yield
 
 
 def current_role() -> LoaderRole:
