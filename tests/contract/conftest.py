@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 from contract_adapters import ADAPTERS
+from contract_resources import handles, settles, threads
 
 from tensorcom.testing.processes import descendants
 
@@ -33,26 +32,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("adapter", [ADAPTERS[name] for name in names], ids=names)
 
 
-def _threads() -> set[threading.Thread]:
-    # pyzmq frees sent buffers in one thread of the process, which stays; so do the threads of a
-    # framework's own pool, which Python knows once it ran in them.
-    kept = ("GarbageCollectorThread", "_DummyThread")
-    return {t for t in threading.enumerate() if type(t).__name__ not in kept}
-
-
-def _handles() -> int:
-    """Count sockets and files of shared memory, but for multiprocessing's heap, which stays."""
-    count = 0
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except FileNotFoundError:
-            continue
-        in_shm = target.startswith("/dev/shm/") and "/pym-" not in target
-        count += in_shm or target.startswith("socket:")
-    return count
-
-
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """Fail a test that leaves a thread, a socket, shared memory or a process behind."""
@@ -60,19 +39,19 @@ def no_leaks() -> Iterator[None]:
     import multiprocessing.resource_tracker as tracker
 
     gc.collect()
-    threads, handles, pid = _threads(), _handles(), os.getpid()
+    had, held, pid = threads(), handles(), os.getpid()
     children = descendants(pid)
     yield
-    deadline = time.monotonic() + 10
-    while True:
+
+    def leaked() -> tuple[object, int, object]:
         gc.collect()
         # The standard library keeps these two for the process's life once spawn was used.
         kept = {forkserver._forkserver._forkserver_pid, tracker._resource_tracker._pid}
         left = {p for p in descendants(pid) - children if p.pid not in kept}
-        leaked = (_threads() - threads, max(_handles() - handles, 0), left)
-        if not any(leaked) or time.monotonic() > deadline:
-            break
-        time.sleep(0.05)
-    assert not leaked[0], f"threads left: {leaked[0]}"
-    assert not leaked[1], f"{leaked[1]} sockets or files of shared memory left"
-    assert not leaked[2], f"processes left: {leaked[2]}"
+        return threads() - had, max(handles() - held, 0), left
+
+    settles(lambda: not any(leaked()))
+    left = leaked()
+    assert not left[0], f"threads left: {left[0]}"
+    assert not left[1], f"{left[1]} sockets, records or files of shared memory left"
+    assert not left[2], f"processes left: {left[2]}"

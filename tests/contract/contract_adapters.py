@@ -7,13 +7,27 @@ through this table only.
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
+
+
+def _rank_by_environment(patch: pytest.MonkeyPatch, rank: int, ranks: int) -> None:
+    patch.setenv("RANK", str(rank))
+    patch.setenv("WORLD_SIZE", str(ranks))
+
+
+def _rank_of_jax(patch: pytest.MonkeyPatch, rank: int, ranks: int) -> None:
+    jax = importlib.import_module("jax")
+    patch.setattr(jax.distributed, "is_initialized", lambda: True)
+    patch.setattr(jax, "process_index", lambda: rank)
+    patch.setattr(jax, "process_count", lambda: ranks)
 
 
 @dataclass(frozen=True)
@@ -31,8 +45,11 @@ class Adapter:
         workers: by loader name, how many readers it opens.
         closes: returns the function that gives a data set's resources back.
         quiet: variables with which the framework writes nothing to stderr of its own accord.
-        lacks: dtypes that the framework has no type for.
-        has_one_form: arrays of a stream keep their number of axes, and have samples.
+        lacks: by loader name, dtypes that it has no type for, which are errors that name them.
+        keeps_axes: loaders of which each array of a stream keeps its number of axes.
+        needs_samples: arrays of a stream have samples, the same number in each.
+        drops: loaders that take batches ahead of use, and let go of them when they are left.
+        be_rank: lets this process be one of several, of a job that is not there.
     """
 
     package: str
@@ -41,8 +58,16 @@ class Adapter:
     workers: dict[str, int] = field(default_factory=dict)
     close: Callable[[Any], None] = lambda dataset: dataset.close()
     quiet: dict[str, str] = field(default_factory=dict)
-    lacks: tuple[str, ...] = ()
-    has_one_form: bool = False
+    lacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    keeps_axes: tuple[str, ...] = ()
+    needs_samples: bool = False
+    drops: tuple[str, ...] = ()
+    be_rank: Callable[[pytest.MonkeyPatch, int, int], None] = _rank_by_environment
+
+    @property
+    def name(self) -> str:
+        """Its name in `ADAPTERS`."""
+        return next(name for name, entry in ADAPTERS.items() if entry is self)
 
     def from_stream(self, urls: str | list[str], **arguments: Any) -> Any:
         """Call the package's `from_stream`; a missing framework is an error here, never a skip."""
@@ -71,11 +96,11 @@ def _torch_to_numpy(value: Any) -> NDArray[Any]:
     torch = importlib.import_module("torch")
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)
-    if value.dtype == torch.bfloat16:
-        import ml_dtypes
-
-        return value.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return value.numpy()
+    name = str(value.dtype).removeprefix("torch.")
+    if not name.startswith(("bfloat16", "float8")):
+        return value.numpy()
+    bits = value.view(torch.int16 if value.itemsize == 2 else torch.uint8)
+    return bits.numpy().view(getattr(importlib.import_module("ml_dtypes"), name))
 
 
 class _KerasEpochs:
@@ -122,6 +147,8 @@ class _TensorflowData:
         return iter(self._wrap())
 
 
+_NOT_OF_DALI = ("complex64", "complex128", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+
 ADAPTERS = {
     "torch": Adapter(
         package="tensorcom_torch",
@@ -135,6 +162,7 @@ ADAPTERS = {
             "forkserver2": _torch_loader(2, "forkserver"),
         },
         workers={"fork2": 2, "spawn2": 2, "forkserver2": 2},
+        drops=("fork1", "fork2", "spawn2", "forkserver2"),
     ),
     "keras": Adapter(
         package="tensorcom_keras",
@@ -146,6 +174,7 @@ ADAPTERS = {
             "tf.data": lambda dataset: _TensorflowData(dataset),
         },
         quiet={"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"},
+        keeps_axes=("tf.data",),
     ),
     "dali": Adapter(
         package="tensorcom_dali",
@@ -155,14 +184,20 @@ ADAPTERS = {
             "torch": lambda dataset: dataset.to("torch"),
             "jax": lambda dataset: dataset.to("jax"),
         },
-        lacks=("complex64", "complex128", "bfloat16"),
-        has_one_form=True,
+        lacks={
+            "plain": _NOT_OF_DALI,
+            "torch": (*_NOT_OF_DALI, "uint16", "uint32", "uint64"),
+            "jax": _NOT_OF_DALI,
+        },
+        keeps_axes=("plain", "torch", "jax"),
+        needs_samples=True,
     ),
     "jax": Adapter(
         package="tensorcom_jax",
         to_numpy=np.asarray,
         loaders={"plain": lambda dataset: dataset},
         quiet={"JAX_PLATFORMS": "cpu"},
+        be_rank=_rank_of_jax,
     ),
 }
 
@@ -177,3 +212,11 @@ def error_of(batches: Any) -> Exception:
     except Exception as exc:
         return exc.with_traceback(None)
     raise AssertionError("no error")
+
+
+def send_labels(name: str, dataset: Any, batches: int, connection: Any) -> None:
+    """Send the labels of some batches: what a spawned process does."""
+    adapter = ADAPTERS[name]
+    taken = itertools.islice(dataset, batches)
+    connection.send([adapter.to_numpy(labels).tolist() for _, labels in taken])
+    adapter.close(dataset)

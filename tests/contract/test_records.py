@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
-import os
 import pickle
-import subprocess
-import sys
-import textwrap
-import threading
+import re
+import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from contract_adapters import ADAPTERS, Adapter, error_of
-from numpy.typing import NDArray
-from PIL import Image
+from contract_adapters import Adapter, error_of
+from contract_records import (
+    BATCH,
+    SAMPLES,
+    SIZE,
+    check,
+    core,
+    opened,
+    samples_of,
+    taken,
+    write_records,
+)
 
-from tensorcom.pcr import PcrReader, PcrSource, PcrWriter
-from tensorcom.testing.http_ranges import RangeServer
+from tensorcom.pcr import PcrReader, PcrSource
+from tensorcom.testing.http_ranges import Fault, RangeServer
 
-SAMPLES, PER_RECORD, BATCH, SIZE = 23, 5, 4, 16
-Batches = list[tuple[NDArray[Any], NDArray[Any]]]
-
-
-def jpeg(sample: int) -> bytes:
-    """Return an image of which no crop is like another."""
-    pixels = np.random.default_rng(sample).integers(0, 256, (40, 48, 3), np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "JPEG", quality=90)
-    return stream.getvalue()
-
-
-def write_records(root: Path) -> Path:
-    """Write a set in which each sample is a class of its own."""
-    with PcrWriter(root, images_per_record=PER_RECORD) as writer:
-        for sample in range(SAMPLES):
-            writer.add(jpeg(sample), sample)
-    return root
+WAIT_S = 60  # bounds the wait for storage, which is asked several times
 
 
 @pytest.fixture(scope="module")
@@ -51,38 +38,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def own_root(tmp_path: Path) -> Path:
     return write_records(tmp_path / "set")
-
-
-def opened(adapter: Adapter, root: Path | str, **arguments: Any) -> Any:
-    return adapter.from_records(root, **{"batch_size": BATCH, "size": SIZE, **arguments})
-
-
-def taken(batches: Any, adapter: Adapter) -> Batches:
-    """Return the arrays of batches."""
-    return [(adapter.to_numpy(images), adapter.to_numpy(labels)) for images, labels in batches]
-
-
-def core(root: Path | str, epoch: int, *, readers: int = 1, **arguments: Any) -> Batches:
-    """Return an epoch of core, whose readers take turns."""
-    found = []
-    for reader in range(readers):
-        arguments = {"batch_size": BATCH, "size": SIZE, **arguments}
-        with PcrSource(root, worker=(reader, readers), **arguments) as source:
-            source.set_epoch(epoch)
-            found.append(list(source))
-    return [batch for turn in itertools.zip_longest(*found) for batch in turn if batch is not None]
-
-
-def check(found: Batches, expected: Batches) -> None:
-    assert [len(labels) for _, labels in found] == [len(labels) for _, labels in expected]
-    for (images, labels), (wanted, numbers) in zip(found, expected, strict=True):
-        assert (images.dtype, labels.dtype) == (np.uint8, np.int32)
-        np.testing.assert_array_equal(labels, numbers)
-        np.testing.assert_array_equal(images, wanted)
-
-
-def samples_of(batches: Batches) -> list[int]:
-    return [label for _, labels in batches for label in labels.tolist()]
 
 
 # -- epochs and order ----------------------------------------------------------------------------
@@ -134,11 +89,28 @@ def test_arguments_mean_what_core_says(
     adapter.close(dataset)
 
 
-def test_layout_is_as_stated(adapter: Adapter, root: Path) -> None:
-    dataset = opened(adapter, root, layout="NCHW")
-    found = taken(dataset, adapter)
-    check([(images.transpose(0, 2, 3, 1), labels) for images, labels in found], core(root, 0))
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_layout_is_as_stated_and_what_was_handed_over_stays(
+    adapter: Adapter, loader: str, root: Path, layout: str
+) -> None:
+    readers, arguments = adapter.workers.get(loader, 1), {"size": 80, "seed": 1}  # large: pooled
+    dataset = opened(adapter, root, layout=layout, **arguments)
+    loading = adapter.loaders[loader](dataset)
+    epochs = []
+    for _ in range(2):
+        epochs.append(taken(loading, adapter))
+        for images, _ in epochs[-1]:
+            if images.flags.writeable:
+                images[0] ^= 255  # which must change no other
+    del loading
     adapter.close(dataset)
+    for epoch, found in enumerate(epochs):
+        for images, _ in found:
+            if images.flags.writeable:
+                images[0] ^= 255
+        wanted = core(root, epoch, readers=readers, **arguments)
+        order = (0, 2, 3, 1) if layout == "NCHW" else (0, 1, 2, 3)
+        check([(images.transpose(order), labels) for images, labels in found], wanted)
 
 
 @pytest.mark.parametrize("end", ["wrap", "pad", "drop", "uneven"])
@@ -146,12 +118,31 @@ def test_ranks_share_an_epoch(adapter: Adapter, root: Path, end: str) -> None:
     ranks = []
     for rank in range(3):
         dataset = opened(adapter, root, shard=(rank, 3), end=end)
-        ranks.append(samples_of(taken(dataset, adapter)))
+        found = taken(dataset, adapter)
+        assert len(found) == len(dataset)
         adapter.close(dataset)
+        check(found, core(root, 0, shard=(rank, 3), end=end))
+        ranks.append(samples_of(found))
     samples = sum(ranks, [])
     counts = {"wrap": [8, 8, 8], "pad": [8, 8, 8], "drop": [7, 7, 7], "uneven": [7, 8, 8]}
     assert sorted(map(len, ranks)) == counts[end]
     assert len(set(samples)) == (21 if end == "drop" else SAMPLES)
+
+
+def test_readers_of_ranks_share_an_epoch(
+    adapter: Adapter, loader: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = adapter.workers.get(loader, 1)
+    samples = []
+    for rank in range(2):
+        with monkeypatch.context() as patch:
+            adapter.be_rank(patch, rank, 2)
+            dataset = opened(adapter, root, end="uneven")
+            found = taken(adapter.loaders[loader](dataset), adapter)
+            adapter.close(dataset)
+        check(found, core(root, 0, readers=readers, shard=(rank, 2), end="uneven"))
+        samples += samples_of(found)
+    assert sorted(samples) == list(range(SAMPLES))
 
 
 # -- fidelity ------------------------------------------------------------------------------------
@@ -269,45 +260,13 @@ def test_what_is_no_set_is_an_error(adapter: Adapter, tmp_path: Path) -> None:
         opened(adapter, tmp_path)
 
 
-# -- life ----------------------------------------------------------------------------------------
-
-
-def test_closing_leaves_no_thread_and_no_file(adapter: Adapter, own_root: Path) -> None:
-    threads = set(threading.enumerate())
-    dataset = opened(adapter, own_root)
-    for _ in dataset:
-        break
-    adapter.close(dataset)
-    assert set(threading.enumerate()) <= threads
-    files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-    assert not [name for name in files if name.endswith(".pcr")]
-    check(taken(dataset, adapter), core(own_root, 1))
-    adapter.close(dataset)
-
-
-def test_a_break_after_the_first_batch_ends_the_process(
-    adapter: Adapter, loader: str, root: Path
-) -> None:
-    script = textwrap.dedent("""
-        import sys
-        import test_records
-        from contract_adapters import ADAPTERS
-
-        if __name__ == "__main__":
-            adapter, loader = ADAPTERS[sys.argv[1]], sys.argv[2]
-            dataset = test_records.opened(adapter, sys.argv[3], batch_size=1)
-            for images, labels in adapter.loaders[loader](dataset):
-                break
-            print("done")
-    """)
-    name = next(name for name, entry in ADAPTERS.items() if entry is adapter)
-    done = subprocess.run(
-        [sys.executable, "-c", script, name, loader, str(root)],
-        cwd=Path(__file__).parent,
-        env={**os.environ, **adapter.quiet},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "done", "")
+def test_a_server_that_fails_is_an_error_with_our_text(adapter: Adapter, root: Path) -> None:
+    with RangeServer(root) as server:
+        dataset = opened(adapter, server.url)
+        server.misbehave(*[Fault(cut_after=50)] * 200)
+        begun = time.monotonic()
+        error = error_of(dataset)
+        assert time.monotonic() - begun < WAIT_S
+        adapter.close(dataset)
+        assert re.search(r"PCR_\d\.pcr at byte \d+: got \d+ of .* after \d attempts", str(error))
+        assert server.url in str(error)

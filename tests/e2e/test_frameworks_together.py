@@ -1,4 +1,4 @@
-"""All frameworks in one process: they load in any order, and read the same records there."""
+"""All frameworks in one process: they load in any order, and read and compute side by side."""
 
 from __future__ import annotations
 
@@ -21,13 +21,49 @@ SCRIPT = textwrap.dedent("""
     datasets = [
         module.from_records(root, batch_size=4, size=8, scan_groups=2, seed=7) for module in modules
     ]
-    for batches in zip(*datasets, strict=True):
-        first, *others = [[np.asarray(array) for array in batch] for batch in batches]
-        for images, labels in others:
-            np.testing.assert_array_equal(images, first[0])
-            np.testing.assert_array_equal(labels, first[1])
-    for dataset in datasets:
-        dataset.close()
+    import tensorcom_dali
+
+    for name in ("torch", "jax"):  # DALI makes the others' arrays too
+        data = tensorcom_dali.from_records(root, batch_size=4, size=8, scan_groups=2, seed=7)
+        datasets.append(data.to(name))
+
+    # Each computes with its batch, while the others' threads read on.
+    import jax, keras, tensorflow as tf, torch
+
+    sums = [
+        jax.jit(lambda images: images.astype("int32").sum()),
+        lambda images: torch.from_numpy(images.copy()).int().sum(),
+        lambda images: tf.reduce_sum(tf.cast(images, tf.int32)),
+        lambda images: keras.ops.sum(keras.ops.cast(images, "int32")),
+    ]
+
+    def check(datasets, batches_expected):
+        count = 0
+        for batches in zip(*datasets, strict=True):
+            first, *others = [[np.asarray(array) for array in batch] for batch in batches]
+            for images, labels in others:
+                np.testing.assert_array_equal(images, first[0])
+                np.testing.assert_array_equal(labels, first[1])
+            for total in sums:
+                assert int(total(first[0])) == first[0].sum(dtype="int32")
+            count += 1
+        assert count == batches_expected
+        for dataset in datasets:
+            dataset.close()
+
+    check(datasets, 3)
+
+    from tensorcom.testing.loopback import LoopbackServer
+
+    sent = [[np.full((2, 3), n, "u1"), np.full((2,), n, "i4")] for n in range(5)]
+    servers = [LoopbackServer(sent) for _ in modules]
+    for server in servers:
+        server.__enter__()
+    urls = [server.url for server in servers]
+    streams = [module.from_stream(url, timeout_s=30) for module, url in zip(modules, urls)]
+    check(streams, 5)
+    for server in servers:
+        server.__exit__()
 
     import tensorcom_keras
 
