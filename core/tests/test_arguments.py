@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 from pcr_set_helpers import write_set
 
-from tensorcom import Connection
-from tensorcom.arguments import check_integers, check_share
+from tensorcom import Connection, ZmqUrlError
+from tensorcom.arguments import (
+    check_integers,
+    check_reader_options,
+    check_share,
+    environment_share,
+)
 from tensorcom.converters import check_layout
 from tensorcom.pcr import PcrReader, PcrSource, PcrWriter, convert
 from tensorcom.pipeline import Stream
-from tensorcom.zmq_url import parse_url, share_urls
+from tensorcom.zmq_url import parse_url, receiving_urls, share_urls
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,3 +112,33 @@ def test_what_is_no_pair_of_layouts_is_named(layout: Any) -> None:
     check_layout(("NHWC", "NCHW"))
     with pytest.raises(ValueError, match=r"^layout=.*: expected \(sent, wanted\) out of"):
         check_layout(layout)
+
+
+def test_the_share_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert environment_share() is None
+    monkeypatch.setenv("RANK", "2")
+    assert environment_share() is None
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert environment_share() == (2, 3)
+    for rank in ("3", "-1", "one", "1.0"):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(ValueError, match=f"^RANK='{rank}' and WORLD_SIZE='3' in the environ"):
+            environment_share()
+
+
+def test_options_without_effect_on_a_reader_are_named() -> None:
+    check_reader_options(["total", "hwm", "report"])
+    with pytest.raises(TypeError, match="^epoch, topic: no option of a data set, which has length"):
+        check_reader_options({"topic": "a", "hwm": 3, "epoch": 4})
+    with pytest.raises(TypeError, match="^device: no option"):
+        check_reader_options(["device"], refused=["device"])
+
+
+def test_urls_of_a_reader_receive() -> None:
+    found = receiving_urls("zsub://127.0.0.1:788{0..2}")
+    assert [url.address for url in found] == [f"127.0.0.1:788{n}" for n in range(3)]
+    with pytest.raises(ZmqUrlError, match="zpub sends; a data set receives") as caught:
+        receiving_urls(["zsub://127.0.0.1:7880", "zpub://127.0.0.1:7881"])
+    assert caught.value.url == "zpub://127.0.0.1:7881"

@@ -343,12 +343,12 @@ def test_it_pickles_and_closes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"urls": "zrpush://127.0.0.1:1"}, ZmqUrlError, "zrpush sends; a source receives"),
+        ({"urls": "zrpush://127.0.0.1:1"}, ZmqUrlError, "zrpush sends; a data set receives"),
         ({"length": -1}, ValueError, "length=-1, expected at least 0"),
         ({"prefetch": 0}, ValueError, "prefetch=0, expected at least 1"),
         ({"layout": ("HWC", "CHW")}, ValueError, "layout="),
         ({"unknown": 1}, TypeError, "unknown"),
-        ({"raw": True}, TypeError, "raw: no option here, where arrays go to DALI"),
+        ({"raw": True}, TypeError, "raw: no option of a data set"),
         ({"shard": (3, 2)}, ValueError, r"shard=\(3, 2\), expected a number from 0"),
     ],
 )

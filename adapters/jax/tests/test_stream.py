@@ -272,7 +272,7 @@ def test_wrong_arguments(arguments: dict[str, Any], text: str) -> None:
 
 
 def test_a_url_that_sends() -> None:
-    with pytest.raises(ZmqUrlError, match="zpush sends; an iterator receives"):
+    with pytest.raises(ZmqUrlError, match="zpush sends; a data set receives"):
         DeviceStream("zpush://127.0.0.1:1")
 
 

@@ -86,7 +86,7 @@ def test_counts_are_integers(root: Path, value: Any) -> None:
         (tf_stream, ["prefetch", "prefetch_bytes", "length"]),
         (
             lambda **arguments: records(root, **arguments),
-            ["batch_size", "size", "workers", "max_queue_size", "seed", "buffer"],
+            ["batch_size", "size", "workers", "max_queue_size", "seed", "buffer", "read_threads"],
         ),
         (
             lambda **arguments: tf_records(root, **arguments),
@@ -155,7 +155,7 @@ def test_unknown_keywords_are_named(root: Path, name: str) -> None:
             call(**{name: 1})
 
 
-@pytest.mark.parametrize("name", ["epoch", "raw", "split", "lazy", "noexpand"])
+@pytest.mark.parametrize("name", ["epoch", "raw", "split", "lazy", "noexpand", "topic", "copy"])
 def test_what_streams_would_not_heed_is_refused(name: str) -> None:
     for make in (stream, tf_stream):
         with pytest.raises(TypeError, match=f"^{name}: no option of a data set"):

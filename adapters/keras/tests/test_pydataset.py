@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import subprocess
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
-from tensorcom_keras.ahead import ReadAhead
 from tensorcom_keras.pydataset import MOST_LOOKED_AT, SequentialPyDataset, Taken, current_shard
 
 
@@ -264,87 +262,3 @@ def test_no_tensorflow_is_needed(backend: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-# -- reading ahead ---------------------------------------------------------------------------------
-
-
-def ahead_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name == "tensorcom-ahead"]
-
-
-class Source:
-    """Gives numbers up to a last one, then what it ends with; counts how many it gave."""
-
-    def __init__(self, last: int, end: Exception | None = None) -> None:
-        self.last, self.end, self.given = last, end, 0
-        self.reached = threading.Event()
-
-    def __call__(self) -> int | None:
-        if self.given >= self.last:
-            if self.end is not None:
-                raise self.end
-            return None
-        self.given += 1
-        if self.given == 3:
-            self.reached.set()
-        return self.given
-
-
-def test_no_more_than_its_size_is_read_ahead() -> None:
-    source, stop = Source(100), threading.Event()
-    ahead = ReadAhead(source, stop, size=3)
-    assert source.reached.wait(20)
-    assert ahead.take() == 1
-    assert source.given in (3, 4)
-    assert [ahead.take() for _ in range(99)] == list(range(2, 101))
-    assert ahead.take() is None
-    del ahead
-    assert not stop.is_set(), "what ends by itself stops nothing else"
-
-
-def test_an_error_comes_in_its_turn() -> None:
-    ahead = ReadAhead(Source(2, OSError("gone")), threading.Event(), size=9)
-    assert [ahead.take(), ahead.take()] == [1, 2]
-    with pytest.raises(OSError, match="gone"):
-        ahead.take()
-
-
-def test_closing_ends_who_waits_and_the_thread() -> None:
-    stop = threading.Event()
-
-    def wait() -> None:
-        assert stop.wait(20)
-
-    ahead = ReadAhead(wait, stop, size=1)
-    found: list[Any] = ["nothing"]
-    waiting = threading.Thread(target=lambda: found.append(ahead.take()))
-    waiting.start()
-    ahead.close()
-    waiting.join()
-    assert found == ["nothing", None]
-    assert not ahead_threads()
-
-
-def test_dropping_it_ends_the_thread() -> None:
-    ahead = ReadAhead(Source(100), threading.Event(), size=1)
-    assert ahead_threads()
-    del ahead
-    gc.collect()
-    assert not ahead_threads()
-
-
-def test_the_thread_ends_before_what_was_open_at_the_end_of_the_process() -> None:
-    script = textwrap.dedent("""
-        import atexit, threading, weakref
-        from tensorcom_keras.ahead import ReadAhead
-
-        weakref.finalize(threading, int)  # what weakref does at the end comes after this
-        atexit.register(lambda: print([t.name for t in threading.enumerate()]))
-        stop = threading.Event()
-        ahead = ReadAhead(stop.wait, stop, size=1)
-    """)
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.stdout, done.stderr) == ("['MainThread']\n", "")

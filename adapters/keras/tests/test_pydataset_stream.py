@@ -218,9 +218,11 @@ def test_a_data_set_that_reads_ahead_pickles_and_is_collected() -> None:
         data = StreamPyDataset(server.url, length=2, workers=2, timeout_s=20)
         assert labels(data) == [[0, 1, 2, 3], [4, 5, 6, 7]]
         copy = pickle.loads(pickle.dumps(data))
+        (ahead,) = [t for t in threading.enumerate() if t.name == "tensorcom-ahead"]
         del data
         gc.collect()
-        assert not [t for t in threading.enumerate() if t.name == "tensorcom-ahead"]
+        ahead.join(20)
+        assert not ahead.is_alive()
         assert len(labels(copy)) == 2
         copy.close()
 

@@ -20,7 +20,7 @@ from pcr_set_helpers import noise_jpeg, write_set
 
 from tensorcom import PcrError, SourceError
 from tensorcom.pcr import PcrSource
-from tensorcom_keras import PcrPyDataset
+from tensorcom_keras import PcrPyDataset, as_tf_dataset
 
 SIZES = [6, 1, 9, 7]
 SAMPLES, BATCH, SIZE = 23, 4, 16
@@ -247,6 +247,18 @@ def test_what_an_iterator_that_is_gone_took_is_no_part_of_the_next_epoch(
     data.on_epoch_end()
     data.on_epoch_begin()
     assert told(data[index] for index in range(6)) == core(root, 1)
+
+
+def test_wrapped_in_tf_data_an_iteration_that_is_left_costs_its_epoch_only(
+    root: Path, data: PcrPyDataset
+) -> None:
+    for epoch in range(3):
+        # Wrapping looks at a batch, when the last iteration was left in the middle of its epoch.
+        batches = iter(as_tf_dataset(data))
+        images, labels = next(batches)
+        assert told([(images.numpy(), labels.numpy())]) == core(root, epoch)[:1]
+        del batches
+    assert told(data) == core(root, 3)
 
 
 # -- damage ----------------------------------------------------------------------------------------

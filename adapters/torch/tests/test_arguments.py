@@ -58,7 +58,7 @@ def test_the_environment_holds_a_shard(
 
 @pytest.mark.parametrize("value", [*NO_COUNTS, 0], ids=repr)
 def test_counts_are_integers(root: Path, value: Any) -> None:
-    counts = ["batch_size", "size", "threads", "prefetch"]
+    counts = ["batch_size", "size", "threads", "read_threads", "prefetch"]
     counts += ["seed", "buffer"] if value else []
     for name in counts:
         with pytest.raises(ValueError, match=f"^{name}={value!r}, expected (an integer|at least)"):
@@ -112,7 +112,7 @@ def test_unknown_keywords_are_named(root: Path, name: str) -> None:
             call(**{name: (0, 1)})
 
 
-@pytest.mark.parametrize("name", ["epoch", "raw", "split", "lazy", "noexpand"])
+@pytest.mark.parametrize("name", ["epoch", "raw", "split", "lazy", "noexpand", "topic", "copy"])
 def test_what_would_be_without_effect_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=f"^{name}: no option of a data set"):
         stream(**{name: True})

@@ -238,6 +238,19 @@ def parse_url(url: str) -> ZmqUrl:
     return ZmqUrl(scheme, transport, address, topic, options)
 
 
+def receiving_urls(urls: str | Iterable[str]) -> list[ZmqUrl]:
+    """Parse the URLs of what receives, braces expanded; at least one.
+
+    Raises:
+        ZmqUrlError: one is not understood, or sends.
+    """
+    parsed = [parse_url(text) for text in expand_urls(urls)]
+    for url in parsed:
+        if url.sends:
+            raise ZmqUrlError(f"{url.scheme} sends; a data set receives", url=str(url))
+    return parsed
+
+
 def share_urls(
     urls: Sequence[ZmqUrl], shard: tuple[int, int]
 ) -> tuple[list[ZmqUrl], tuple[int, int] | None]:

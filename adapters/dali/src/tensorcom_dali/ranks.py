@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
+from tensorcom.arguments import environment_share
+
 
 def current_shard() -> tuple[int, int]:
     """Return (rank, ranks): of torch.distributed or jax.distributed, else of RANK and WORLD_SIZE.
@@ -22,9 +24,7 @@ def current_shard() -> tuple[int, int]:
     jax = sys.modules.get("jax")
     if jax is not None and jax.distributed.is_initialized():
         return jax.process_index(), jax.process_count()
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return 0, 1
+    return environment_share() or (0, 1)
 
 
 def current_gpu() -> int:

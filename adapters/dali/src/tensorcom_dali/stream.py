@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorcom import ClosedError, Connection, ReceiveTimeoutError, SourceError, ZmqUrlError
+from tensorcom import ClosedError, Connection, ReceiveTimeoutError, SourceError
 from tensorcom.ahead import Ahead
-from tensorcom.arguments import check_integers, check_share
+from tensorcom.arguments import check_integers, check_reader_options, check_share
 from tensorcom.converters import as_list, check_layout, convert_layout, transform_with
 from tensorcom.progress import Ends, Progress
-from tensorcom.zmq_url import expand_urls, parse_url, share_urls
+from tensorcom.zmq_url import receiving_urls, share_urls
 from tensorcom_dali.feed import ENDED_EARLY, FORKED, Batch, Source
 from tensorcom_dali.ranks import current_shard
 
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
     Transforms = Sequence[Callable[[Any], Any] | None]
 
-# Options of Connection that are set here, or would be without effect: they say what is sent.
-_SET_HERE = ("converters", "device", "epoch", "lazy", "noexpand", "raw", "split")
-_OF_SENDERS = ("allow64", "copy", "multipart", "send_meta", "topic")
 _HELD = {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"}
 _HELD |= {"float16", "float32", "float64", "bool"}
 
@@ -97,10 +94,8 @@ class StreamSource(Source):
         shard: tuple[int, int] | None = None,
         **options: Any,
     ) -> None:
-        self._urls = [parse_url(text) for text in expand_urls(urls)]
-        sending = next((url for url in self._urls if url.sends), None)
-        if sending is not None:
-            raise ZmqUrlError(f"{sending.scheme} sends; a source receives", url=str(sending))
+        check_reader_options(options, refused=("converters", "device"))
+        self._urls = receiving_urls(urls)
         check_layout(layout)
         check_integers(0, length=length, optional=True)
         check_integers(1, batch_size=batch_size, optional=True)
@@ -136,9 +131,6 @@ class StreamSource(Source):
 
     def _make_connection(self) -> Connection:
         """Return a connection that opens at first use."""
-        refused = [name for name in (*_SET_HERE, *_OF_SENDERS) if name in self._config]
-        if refused:
-            raise TypeError(f"{', '.join(refused)}: no option here, where arrays go to DALI")
         urls, split = share_urls(self._urls, self._shard or current_shard())
         texts = [str(url) for url in urls]
         return Connection(texts, noexpand=True, split=split, lazy=True, **self._config)

@@ -13,7 +13,7 @@ from tensorcom import MissingDependencyError, ZmqUrlError
 from tensorcom.arguments import check_integers, check_share
 from tensorcom.pcr import PcrSource
 from tensorcom.progress import Ends, Progress
-from tensorcom.zmq_url import expand_urls, parse_url
+from tensorcom.zmq_url import receiving_urls
 from tensorcom_jax.placement import Placement
 from tensorcom_jax.stream import connect
 
@@ -87,10 +87,7 @@ class StreamIterDataset(_Shared):
         **options: Any,
     ) -> None:
         super().__init__(shard)
-        self._urls = [parse_url(text) for text in expand_urls(urls)]
-        for url in self._urls:
-            if url.sends:
-                raise ZmqUrlError(f"{url.scheme} sends; a data set receives", url=str(url))
+        self._urls = receiving_urls(urls)
         check_integers(0, length=length, optional=True)
         self._length, self._options = length, options
         connect(self._urls, self._given_shard or (0, 1), options)  # wrong arguments are errors here

@@ -12,26 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from tensorcom import Connection, ReceiveTimeoutError, ZmqUrlError
+from tensorcom import Connection, ReceiveTimeoutError
 from tensorcom.ahead import Ahead
-from tensorcom.arguments import check_integers, check_share
+from tensorcom.arguments import check_integers, check_reader_options, check_share
 from tensorcom.converters import as_list, check_layout, convert_layout, transform_with
 from tensorcom.progress import Ends, Progress
-from tensorcom.zmq_url import ZmqUrl, expand_urls, parse_url, share_urls
+from tensorcom.zmq_url import receiving_urls, share_urls
 from tensorcom_jax.placement import Placement, default_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from tensorcom.stats import ConnectionStats
+    from tensorcom.zmq_url import ZmqUrl
     from tensorcom_jax.placement import Shardings
 
     Batch = tuple[Any, ...]
     Transforms = Sequence[Callable[[Any], Any] | None]
-
-# Options of Connection that are set here, or would be without effect: they say what is sent.
-_SET_HERE = ("converters", "device", "epoch", "lazy", "noexpand", "raw", "split")
-_OF_SENDERS = ("allow64", "copy", "multipart", "send_meta", "topic")
 
 
 class DeviceStream:
@@ -87,10 +84,7 @@ class DeviceStream:
         shard: tuple[int, int] | None = None,
         **options: Any,
     ) -> None:
-        self._urls = [parse_url(text) for text in expand_urls(urls)]
-        for url in self._urls:
-            if url.sends:
-                raise ZmqUrlError(f"{url.scheme} sends; an iterator receives", url=str(url))
+        self._urls = receiving_urls(urls)
         check_layout(layout)
         check_integers(0, length=length, optional=True)
         check_integers(1, prefetch=prefetch)
@@ -247,12 +241,7 @@ def connect(urls: list[ZmqUrl], shard: tuple[int, int], config: dict[str, Any]) 
         TypeError: an option is none of a reader whose arrays go to JAX.
         ValueError: an option or `shard` is out of range.
     """
-    refused = [name for name in (*_SET_HERE, *_OF_SENDERS) if name in config]
-    if refused:
-        raise TypeError(
-            f"{', '.join(refused)}: no option here; see length, shard and batch_transforms, and "
-            "for topics the end of the URL"
-        )
+    check_reader_options(config, refused=("converters", "device"))
     shared, split = share_urls(urls, shard)
     texts = [str(url) for url in shared]
     return Connection(texts, noexpand=True, split=split, lazy=True, **config)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import keras
 import numpy as np
 
-from tensorcom.arguments import check_integers, check_share
+from tensorcom.arguments import check_integers, environment_share
 from tensorcom.converters import to_tensor
 from tensorcom.locks import ForkLock
 from tensorcom_keras.tf_memory import keep_freed_blocks
@@ -338,13 +338,4 @@ def current_shard() -> tuple[int, int]:
         distributed = importlib.import_module("torch.distributed")
         if distributed.is_available() and distributed.is_initialized():
             return distributed.get_rank(), distributed.get_world_size()
-    rank, ranks = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    if rank is None or ranks is None:
-        return 0, 1
-    try:
-        return check_share("shard", (int(rank), int(ranks)))
-    except ValueError:
-        raise ValueError(
-            f"RANK={rank!r} and WORLD_SIZE={ranks!r} in the environment, expected a number from 0 "
-            "and the count over it"
-        ) from None
+    return environment_share() or (0, 1)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 
-_OF_SOURCE = ("buffer", "guard", "on_skip")
+_OF_SOURCE = ("buffer", "guard", "on_skip", "read_threads")
 _NOT_OF_DATA_SETS = ("decode", "prefetch", "threads", "worker")  # of the source, but set here
 
 
@@ -59,8 +59,8 @@ class PcrPyDataset(SequentialPyDataset):
         workers: threads that decode; None is one for each core that the process may use.
         use_multiprocessing: must be False.
         max_queue_size: batches that are decoded before they are asked for.
-        **options: further options of `PcrSource`: buffer, guard, on_skip; and of `PcrReader`:
-            retries, timeout_s, cache_bytes.
+        **options: further options of `PcrSource`: buffer, guard, on_skip, read_threads; and of
+            `PcrReader`: retries, timeout_s, cache_bytes.
 
     Yields:
         (images, labels): uint8 (N, size, size, 3), or (N, 3, size, size) in layout "NCHW", and
@@ -236,14 +236,19 @@ class PcrPyDataset(SequentialPyDataset):
 
     def _next(self) -> Any:
         """Return the next batch of the epoch, None at its end."""
+        batches = self._begun()
+        try:
+            return next(batches, None)
+        except BaseException:
+            self._run.batches = None
+            raise
+
+    def _begun(self) -> Iterator[Any]:
+        """Return the batches of the epoch, which begins if none has."""
         run = self._run
         if run.batches is None:
             run.batches, run.epoch = self._begin(), self._source.epoch
-        try:
-            return next(run.batches, None)
-        except BaseException:
-            run.batches = None
-            raise
+        return run.batches
 
     def _filler(self) -> Any:
         """Return a batch of the epoch again, in the place of one that was skipped whole."""
@@ -286,6 +291,7 @@ class PcrPyDataset(SequentialPyDataset):
         self._forget()
 
     def _mark(self) -> Any:
+        self._begun()  # until then, the source may be within an epoch that was left
         return self._source.state_dict(), self.scan_groups
 
     def _may_come_again(self, taken: Taken) -> bool:

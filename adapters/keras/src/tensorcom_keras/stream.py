@@ -10,21 +10,20 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tensorcom import ClosedError, Connection, Stream, TransportError, ZmqUrlError
-from tensorcom.arguments import check_integers
+from tensorcom import ClosedError, Connection, Stream, TransportError
+from tensorcom.ahead import Ahead
+from tensorcom.arguments import check_integers, check_reader_options
 from tensorcom.converters import check_layout
 from tensorcom.progress import Ends, Progress
-from tensorcom.zmq_url import ZmqUrl, expand_urls, parse_url, share_urls
-from tensorcom_keras.ahead import ReadAhead
+from tensorcom.zmq_url import receiving_urls, share_urls
 from tensorcom_keras.pydataset import SequentialPyDataset, Taken, arranged, current_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     Transforms = Sequence[Callable[[Any], Any] | None] | None
 
 # Options of Connection that would be without effect, or are set here.
-_NOT_OF_DATA_SETS = ("epoch", "raw", "split", "lazy", "noexpand")
 
 
 class StreamPyDataset(SequentialPyDataset):
@@ -109,7 +108,8 @@ class StreamPyDataset(SequentialPyDataset):
         self._length, self._arrange = length, arrange
         self._steps = rebatch, shuffle, seed
         shard = current_shard() if shard is None else shard
-        shared, split = share_urls(receiving_urls(urls, options), shard)
+        check_reader_options(options)
+        shared, split = share_urls(receiving_urls(urls), shard)
         self._urls, self._rank = [str(url) for url in shared], shard[0]
         self._config: dict[str, Any] = {
             "batch_transforms": batch_transforms,
@@ -236,7 +236,7 @@ class _Live:
     ) -> None:
         self.stop = threading.Event()
         self._receiving = _Receiving(connection, steps, rank, self.stop)
-        self._ahead: ReadAhead | None = None
+        self._ahead: Ahead[Any] | None = None
 
     def take(self, ahead: int) -> Any:
         """Return the arrays of the next batch, None at the end of the stream.
@@ -247,16 +247,12 @@ class _Live:
         if self._ahead is None:
             if not ahead:
                 return self._receiving.next()
-            self._receiving.connection.open()  # so that the thread ends before the socket
-            self._ahead = ReadAhead(self._receiving.next, self.stop, size=ahead)
+            self._ahead = Ahead(self._receiving.all, depth=ahead)
         try:
-            arrays = self._ahead.take()
-        except BaseException:
-            self._ahead = None  # its thread has ended
-            raise
-        if arrays is None:
-            self._ahead = None
-        return arrays
+            return next(self._ahead, None)
+        finally:
+            if self._ahead.is_over:
+                self._ahead = None  # its thread has ended
 
     def close(self) -> None:
         if self._ahead is not None:
@@ -276,10 +272,21 @@ class _Receiving:
     ) -> None:
         self.connection = connection
         self._steps, self._rank, self._stop = steps, rank, stop
+        self._must_stop: Callable[[], bool] = lambda: False
         self._ends = Ends(connection.servers)
         self._batches: Iterator[Any] | None = None
 
+    def all(self, must_stop: Callable[[], bool]) -> Generator[Any, None, None]:
+        """Yield the batches to the end of the stream, for a thread that is told to stop."""
+        self._must_stop = must_stop
+        while (batch := self.next()) is not None:
+            yield batch
+
+    def _stops(self) -> bool:
+        return self._stop.is_set() or self._must_stop()
+
     def next(self) -> Any:
+        """Return the next batch, None at the end of the stream."""
         if self._batches is None:
             self._batches = self._start()
         try:
@@ -293,7 +300,7 @@ class _Receiving:
 
     def _start(self) -> Iterator[Any]:
         self._ends = self._ends.current()
-        progress = _Stoppable(self._ends, self._stop)
+        progress = _Stoppable(self._ends, self._stops)
         rebatch, shuffle, seed = self._steps
         stream = Stream(lambda: self.connection.items(progress=progress))
         if rebatch is None:
@@ -307,34 +314,13 @@ class _Receiving:
 class _Stoppable(Progress):
     """An iteration to the end of a stream, or until it is stopped."""
 
-    def __init__(self, ends: Ends, stop: threading.Event) -> None:
+    def __init__(self, ends: Ends, stops: Callable[[], bool]) -> None:
         super().__init__(None, ends=ends)
-        self._stop = stop
+        self._stops = stops
 
     @property
     def complete(self) -> bool:
-        return self._stop.is_set() or super().complete
-
-
-def receiving_urls(urls: str | Iterable[str], options: Iterable[str]) -> list[ZmqUrl]:
-    """Return the URLs of a data set, one or more.
-
-    Args:
-        urls: as given, braces expanded.
-        options: names of the options for `Connection`, which knows them.
-
-    Raises:
-        ZmqUrlError: a URL is wrong or sends.
-        TypeError: an option would be without effect, or is set by data sets.
-    """
-    refused = [name for name in _NOT_OF_DATA_SETS if name in options]
-    if refused:
-        raise TypeError(f"{', '.join(refused)}: no option of a data set; see length and shard")
-    parsed = [parse_url(text) for text in expand_urls(urls)]
-    for url in parsed:
-        if url.sends:
-            raise ZmqUrlError(f"{url.scheme} sends; a data set receives", url=str(url))
-    return parsed
+        return self._stops() or super().complete
 
 
 def from_stream(

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tensorcom import Connection, MessageError
-from tensorcom.arguments import check_integers
+from tensorcom.arguments import check_integers, check_reader_options
 from tensorcom.buffers import BufferPool
 from tensorcom.converters import as_list, check_layout
-from tensorcom.zmq_url import share_urls
+from tensorcom.zmq_url import receiving_urls, share_urls
 from tensorcom_keras.pump import Pump, Reader
-from tensorcom_keras.stream import receiving_urls
 from tensorcom_keras.tf_feed import BatchSpec, make_dataset, owned, source_of, to_numpy
 
 if TYPE_CHECKING:
@@ -93,7 +92,8 @@ def stream_dataset(
     check_layout(layout)
     if spec is not None and not isinstance(spec, (list, tuple)):
         raise TypeError(f"spec={spec!r}, expected a tf.TensorSpec for each array, in a list")
-    shared, split = share_urls(receiving_urls(urls, options), shard)
+    check_reader_options(options)
+    shared, split = share_urls(receiving_urls(urls), shard)
     transforms = as_list(batch_transforms)
     config: dict[str, Any] = {
         "batch_transforms": transforms,

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _ALL_GROUPS = 0
-_OF_SOURCE = ("buffer", "guard", "on_skip", "prefetch")  # the other options are the reader's
+# The other options are the reader's.
+_OF_SOURCE = ("buffer", "guard", "on_skip", "prefetch", "read_threads")
 
 
 class PcrDataset(IterableDataset[list[Any]]):
@@ -61,8 +62,8 @@ class PcrDataset(IterableDataset[list[Any]]):
             iteration begins.
         cache: local directory that keeps what was read of a remote set.
         storage_options: passed on to the fsspec file system.
-        **options: further options of `PcrSource`: buffer, guard, on_skip, prefetch; and of
-            `PcrReader`: retries, timeout_s, cache_bytes.
+        **options: further options of `PcrSource`: buffer, guard, on_skip, prefetch, read_threads;
+            and of `PcrReader`: retries, timeout_s, cache_bytes.
 
     Yields:
         [images, labels]: uint8 (N, size, size, 3), or (N, 3, size, size) in layout "NCHW", and

@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tensorcom import Connection, Stream, ZmqUrlError
-from tensorcom.arguments import check_integers
+from tensorcom.arguments import check_integers, check_reader_options
 from tensorcom.converters import check_layout, to_tensor
 from tensorcom.progress import Ends, Progress, ProgressBoard
-from tensorcom.zmq_url import expand_urls, parse_url, share_urls
+from tensorcom.zmq_url import receiving_urls, share_urls
 from tensorcom_torch.workers import Shard, failing, loader_key
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     Converters = str | Callable[[Any], Any] | Sequence[Callable[[Any], Any] | None] | None
 
 # Options of Connection that would be without effect, or are set here.
-_NOT_OF_DATA_SETS = ("epoch", "raw", "split", "lazy", "noexpand")
 
 
 class TensorcomDataset(IterableDataset[list[Any]]):
@@ -92,13 +91,8 @@ class TensorcomDataset(IterableDataset[list[Any]]):
         **options: Any,
     ) -> None:
         super().__init__()
-        refused = [name for name in _NOT_OF_DATA_SETS if name in options]
-        if refused:
-            raise TypeError(f"{', '.join(refused)}: no option of a data set; see length and shard")
-        self._urls = [parse_url(text) for text in expand_urls(urls)]
-        if any(url.sends for url in self._urls):
-            sending = next(url for url in self._urls if url.sends)
-            raise ZmqUrlError(f"{sending.scheme} sends; a data set receives", url=str(sending))
+        check_reader_options(options)
+        self._urls = receiving_urls(urls)
         check_layout(layout)
         check_integers(0, length=length, optional=True)
         check_integers(1, rebatch=rebatch, optional=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import distributed
 from torch.utils.data import get_worker_info
 
-from tensorcom.arguments import check_share
+from tensorcom.arguments import check_share, environment_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,16 +42,7 @@ def current_shard() -> tuple[int, int] | None:
     """
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
-    rank, ranks = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    if rank is None or ranks is None:
-        return None
-    try:
-        return check_share("shard", (int(rank), int(ranks)))
-    except ValueError:
-        raise ValueError(
-            f"RANK={rank!r} and WORLD_SIZE={ranks!r} in the environment, expected a number from 0 "
-            "and the count over it"
-        ) from None
+    return environment_share()
 
 
 class Shard:
