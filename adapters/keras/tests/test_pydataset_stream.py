@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tensorcom import ClosedError, Connection, ReceiveTimeoutError, TransportError, ZmqUrlError
+from tensorcom.message import Message
 from tensorcom.testing.loopback import LoopbackServer
 from tensorcom_keras import StreamPyDataset
 
@@ -100,6 +101,20 @@ def test_ranks_divide_publishers() -> None:
     assert starts == [[0, 8, 16], [4, 12, 20]]
     urls = [f"zsub://127.0.0.1:{port}" for port in (7880, 7881, 7882)]
     assert StreamPyDataset(urls, shard=(1, 2))._urls == urls[1:2]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_bad_messages_that_were_skipped_are_counted(workers: int) -> None:
+    infos = ["images", "labels"]
+    sent = [Message(next(batches()), infos if n != 1 else ["other", "ones"]) for n in range(3)]
+    with LoopbackServer(sent) as server:
+        data = StreamPyDataset(
+            server.url, infos=infos, on_bad_message="skip", workers=workers, timeout_s=20
+        )
+        assert data.stats.bad == 0
+        assert len(labels(data)) == 2
+        assert (data.stats.bad, data.stats.count) == (1, 3)
+        data.close()
 
 
 def test_arrays_are_arranged_and_transformed() -> None:

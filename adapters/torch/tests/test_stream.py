@@ -206,6 +206,7 @@ def test_messages_with_other_infos_are_skipped_when_told_so() -> None:
         ) as dataset,
     ):
         assert [int(labels[0]) // SAMPLES for _, labels in dataset] == [0, 2, 4]
+        assert (dataset.stats.bad, dataset.stats.count) == (2, 5)
 
 
 def test_a_url_option_overrides_the_argument() -> None:

@@ -21,9 +21,9 @@ from tensorcom_keras.pydataset import SequentialPyDataset, Taken, arranged, curr
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-    Transforms = Sequence[Callable[[Any], Any] | None] | None
+    from tensorcom.stats import ConnectionStats
 
-# Options of Connection that would be without effect, or are set here.
+    Transforms = Sequence[Callable[[Any], Any] | None] | None
 
 
 class StreamPyDataset(SequentialPyDataset):
@@ -53,7 +53,8 @@ class StreamPyDataset(SequentialPyDataset):
         shuffle: samples in a shuffle buffer, 0 for none; needs `rebatch`.
         seed: of the shuffle buffer; None takes any.
         timeout_s: seconds to wait for a message; None waits for ever.
-        on_bad_message: "raise" MessageError on a message that is none of ours, or "skip" and count.
+        on_bad_message: "raise" MessageError on a message that is none of ours, or "skip" and count
+            it in `stats.bad`.
         infos: infos that each message must have, None for any.
         shard: (rank, ranks) of this process in its job; None takes them from the backend if that is
             distributed, else from the variables RANK and WORLD_SIZE, else (0, 1).
@@ -136,6 +137,11 @@ class StreamPyDataset(SequentialPyDataset):
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the configuration; a live socket stays with its process."""
         return {**super().__getstate__(), "_live": None}
+
+    @property
+    def stats(self) -> ConnectionStats:
+        """What came so far through the socket that is open: messages, bad ones, what is missing."""
+        return self._open().connection.stats
 
     def _connect(self) -> Connection:
         """Return a connection that opens at first use."""
@@ -229,12 +235,13 @@ class _Live:
 
     Attributes:
         stop: makes who waits return.
+        connection: as given.
     """
 
     def __init__(
         self, connection: Connection, steps: tuple[int | None, int, int | None], rank: int
     ) -> None:
-        self.stop = threading.Event()
+        self.stop, self.connection = threading.Event(), connection
         self._receiving = _Receiving(connection, steps, rank, self.stop)
         self._ahead: Ahead[Any] | None = None
 
@@ -257,7 +264,7 @@ class _Live:
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
-        self._receiving.connection.close()
+        self.connection.close()
 
 
 class _Receiving:

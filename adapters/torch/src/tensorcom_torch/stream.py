@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tensorcom.meta import Meta
+    from tensorcom.stats import ConnectionStats
 
     Converters = str | Callable[[Any], Any] | Sequence[Callable[[Any], Any] | None] | None
-
-# Options of Connection that would be without effect, or are set here.
 
 
 class TensorcomDataset(IterableDataset[list[Any]]):
@@ -57,7 +56,8 @@ class TensorcomDataset(IterableDataset[list[Any]]):
         seed: what the shuffle buffer of each worker and rank makes its own seed of; None takes
             torch's.
         timeout_s: seconds to wait for a message; None waits for ever.
-        on_bad_message: "raise" MessageError on a message that is none of ours, or "skip" and count.
+        on_bad_message: "raise" MessageError on a message that is none of ours, or "skip" and count
+            it in `stats.bad`.
         infos: infos that each message must have, None for any.
         shard: (rank, ranks) of this process in its job; None takes them from torch.distributed if
             it is initialised, else from the variables RANK and WORLD_SIZE, else (0, 1), when the
@@ -127,6 +127,11 @@ class TensorcomDataset(IterableDataset[list[Any]]):
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the configuration; a live socket stays with its process."""
         return {**self.__dict__, "_live": None, "_iterations": 0}
+
+    @property
+    def stats(self) -> ConnectionStats:
+        """What came so far through the socket of this process: loader workers have their own."""
+        return self._open(self._shard.current()).connection.stats
 
     def __iter__(self) -> Iterator[list[Any]]:
         info = get_worker_info()
