@@ -163,6 +163,8 @@ ADAPTERS = {
         },
         workers={"fork2": 2, "spawn2": 2, "forkserver2": 2},
         drops=("fork1", "fork2", "spawn2", "forkserver2"),
+        # At the end of a process, torch's threads may have removed a semaphore and not said so yet.
+        quiet={"PYTHONWARNINGS": "ignore:resource_tracker:UserWarning"},
     ),
     "keras": Adapter(
         package="tensorcom_keras",

@@ -61,17 +61,22 @@ def read_by_ranks(adapter: Adapter, url: str, ranks: int, **arguments: Any) -> l
 
 
 class Feed:
-    """A foreign PUSH socket that sends any frames, once a reader is there."""
+    """A foreign PUSH socket that sends any frames, once its readers are there, to each in turn."""
 
-    def __init__(self, *messages: list[Any]) -> None:
+    def __init__(self, *messages: list[Any], readers: int = 1) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
         self._socket.linger = 0
+        self._readers = readers
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.url = f"zrpull://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
         self._messages = messages
         self._thread = threading.Thread(target=self._send)
 
     def _send(self) -> None:
+        for _ in range(self._readers):
+            if self._monitor.poll(60_000):
+                self._monitor.recv_multipart()
         for frames in self._messages:
             self._socket.send_multipart(frames)
 
@@ -81,6 +86,8 @@ class Feed:
 
     def __exit__(self, *_: object) -> None:
         self._thread.join()
+        self._socket.disable_monitor()
+        self._monitor.close()
         self._socket.close()
         self._context.term()
 

@@ -211,7 +211,7 @@ def taken(batches: Any, adapter: Adapter, found: list[int]) -> Iterator[None]:
 def test_a_bad_message_raises_and_the_stream_goes_on(adapter: Adapter, loader: str) -> None:
     bad = [b"f4 but no header", b"\x80\x04pickle"]
     good = [tenbin.encode_list(batch(number)) for number in range(8)]
-    with Feed(good[0], bad, *good[1:]) as feed:
+    with Feed(good[0], bad, *good[1:], readers=adapter.workers.get(loader, 1)) as feed:
         dataset = adapter.from_stream(feed.url, timeout_s=10)
         loading = adapter.loaders[loader](dataset)
         found: list[int] = []
@@ -227,7 +227,7 @@ def test_a_bad_message_raises_and_the_stream_goes_on(adapter: Adapter, loader: s
 def test_a_bad_message_is_skipped_when_told_so(adapter: Adapter, loader: str) -> None:
     bad = [b"\0" * 40, b"", b"junk"]
     good = [tenbin.encode_list(batch(number)) for number in range(8)]
-    with Feed(good[0], bad, *good[1:]) as feed:
+    with Feed(good[0], bad, *good[1:], readers=adapter.workers.get(loader, 1)) as feed:
         dataset = adapter.from_stream(feed.url, length=2, timeout_s=10, on_bad_message="skip")
         loading = adapter.loaders[loader](dataset)
         found = numbers(loading, adapter)
