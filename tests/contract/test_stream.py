@@ -183,7 +183,8 @@ def test_a_server_that_is_killed_is_a_timeout_that_says_when_it_was_seen(
     adapter: Adapter, loader: str
 ) -> None:
     seen = r"no message in 1 s .*last message from \w+ [\d.]+ s ago"
-    with FarServer(6) as server:
+    # A worker that comes late finds no few messages left by the others.
+    with FarServer(1 << 30 if loader in adapter.workers else 6) as server:
         dataset = adapter.from_stream(server.url, timeout_s=1)
         batches = iter(adapter.loaders[loader](dataset))
         found = numbers([next(batches)], adapter)
