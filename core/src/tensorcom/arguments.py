@@ -31,7 +31,7 @@ def check_integers(least: int | None, *, optional: bool = False, **values: Any) 
     for name, value in values.items():
         if value is None and optional:
             continue
-        if not _is_integer(value):
+        if not is_integer(value):
             what = "an integer or None" if optional else "an integer"
             raise ValueError(f"{name}={value!r}, expected {what}")
         if least is not None and value < least:
@@ -49,7 +49,7 @@ def check_share(name: str, share: Any) -> tuple[int, int]:
         ValueError: it is not a number from 0 and the count over it.
     """
     is_pair = isinstance(share, (tuple, list)) and len(share) == 2
-    if not is_pair or not all(map(_is_integer, share)) or not 0 <= share[0] < share[1]:
+    if not is_pair or not all(map(is_integer, share)) or not 0 <= share[0] < share[1]:
         raise ValueError(f"{name}={share!r}, expected a number from 0 and the count over it")
     return int(share[0]), int(share[1])
 
@@ -91,5 +91,6 @@ def check_reader_options(options: Iterable[str], *, refused: Iterable[str] = ())
         )
 
 
-def _is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
+    """Tell whether a value is an integer, of Python or numpy; a bool is none."""
     return isinstance(value, Integral) and not isinstance(value, bool)

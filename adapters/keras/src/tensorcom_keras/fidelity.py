@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tensorcom.arguments import check_integers
+from tensorcom.arguments import check_integers, is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +79,7 @@ class FidelitySchedule(keras.callbacks.Callback):  # type: ignore[misc]
         if not values:
             raise ValueError("schedule is empty")
         for value in values:
-            if value is not None and (not _is_integer(value) or value < 1):
+            if value is not None and (not is_integer(value) or value < 1):
                 raise ValueError(f"schedule has scan_groups={value!r}, expected at least 1 or None")
 
     def scan_groups(self, epoch: int) -> int | None:
@@ -113,7 +112,7 @@ class FidelitySchedule(keras.callbacks.Callback):  # type: ignore[misc]
         value = self.scan_groups(epoch)
         if value is None:
             return groups
-        if not _is_integer(value) or not 1 <= value <= groups:
+        if not is_integer(value) or not 1 <= value <= groups:
             raise ValueError(
                 f"schedule has scan_groups={value!r} in epoch {epoch}, expected 1 to {groups}"
             )
@@ -148,10 +147,6 @@ class FidelitySchedule(keras.callbacks.Callback):  # type: ignore[misc]
             self._variable = tf.Variable(groups, dtype=tf.int64, trainable=False)
         self.set_epoch(self._epoch)
         return self._variable if self._path is None else self._path
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _write(path: str, text: str) -> None:

@@ -129,9 +129,8 @@ class PcrDataset(IterableDataset[list[Any]]):
         self._source: PcrSource | None = None
         self._owner = os.getpid()
         self.scan_groups = scan_groups
-        self._make_source(
-            (0, 1) if shard is None else shard, (0, 1)
-        )  # wrong arguments are errors here
+        # Wrong arguments are errors here.
+        self._make_source((0, 1) if shard is None else shard, (0, 1))
 
     # -- what it is ----------------------------------------------------------------------------
 

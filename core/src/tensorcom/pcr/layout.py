@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 
+from tensorcom.arguments import is_integer
 from tensorcom.errors import PcrFormatError
 from tensorcom.pcr.wire import MAX_GROUPS
 
@@ -125,8 +126,8 @@ class RecordTable:
         """
         if scan_groups is None:
             return self.groups
-        if not isinstance(scan_groups, (int, np.integer)) or isinstance(scan_groups, bool):
-            raise ValueError(f"scan_groups={scan_groups!r}, expected an integer or None")  # noqa: TRY004
+        if not is_integer(scan_groups):
+            raise ValueError(f"scan_groups={scan_groups!r}, expected an integer or None")
         if not 1 <= scan_groups <= self.groups:
             raise ValueError(f"scan_groups={scan_groups}, expected 1 to {self.groups}")
         return int(scan_groups)
