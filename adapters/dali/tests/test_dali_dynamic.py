@@ -54,7 +54,7 @@ def test_without_randomness_it_is_what_the_pipeline_makes(root) -> None:
     ("jpegs", "options", "text"),
     [
         ([], {}, "jpegs is empty, expected at least 1 image"),
-        ([gray_jpeg(0)], {"size": 0}, "size=0, expected a number of pixels"),
+        ([gray_jpeg(0)], {"size": 0}, "size=0, expected at least 1"),
         ([gray_jpeg(0)], {"std": (1, 0, 1)}, r"std=\(1, 0, 1\), expected numbers above 0"),
         ([gray_jpeg(0)], {"layout": "HWC"}, "layout="),
         ([gray_jpeg(0)], {"device": "tpu"}, "device='tpu', expected 'cpu' or 'gpu'"),

@@ -196,7 +196,8 @@ def test_a_pipeline_that_begins_in_a_later_epoch_draws_other_crops(loader) -> No
     ("options", "error", "text"),
     [
         ({"crop": 3}, TypeError, "crop: no option of this pipeline, which has device, size, "),
-        ({"size": 0}, ValueError, "size=0, expected a number of pixels, at least 1"),
+        ({"size": 0}, ValueError, "size=0, expected at least 1"),
+        ({"size": True}, ValueError, "size=True, expected an integer"),
         ({"size": -3}, ValueError, "size=-3, expected"),
         ({"size": 2.5}, ValueError, "size=2.5, expected"),
         ({"scale": (0.5, 2)}, ValueError, r"scale=\(0.5, 2\), expected .* at most 1"),

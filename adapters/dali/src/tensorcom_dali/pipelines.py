@@ -166,8 +166,7 @@ def finish_images(
 
 def check_size(size: int) -> None:
     """Check the side of images: DALI leaves them as they are for 0, and mirrors them below."""
-    if not isinstance(size, (int, np.integer)) or size < 1:
-        raise ValueError(f"size={size}, expected a number of pixels, at least 1")
+    check_integers(1, size=size)
 
 
 def check_std(std: Sequence[float]) -> None:

@@ -104,27 +104,25 @@ class PcrSource(Source):
         storage_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        check_integers(1, batch_size=batch_size)
-        check_integers(0, seed=seed, buffer=buffer)
         of_reader = {"cache": cache, "storage_options": storage_options, **options}
         self._set: tuple[Any, dict[str, Any]] = root, of_reader
         self._reader: PcrReader | None = None
         self._shard = None if shard is None else check_share("shard", shard)
         self.is_encoded = not decode
         self._config: dict[str, Any] = {
-            "batch_size": int(batch_size),  # states hold them, and JSON no numpy integers
+            "batch_size": batch_size,
             "decode": decode,
             "size": size,
             "augment": augment,
             "shuffle": shuffle,
-            "seed": int(seed),
+            "seed": seed,
             "end": end,
             "drop_last": drop_last,
             "guard": guard,
             "on_error": on_error,
             "prefetch": prefetch,
             "threads": threads,
-            "buffer": int(buffer),
+            "buffer": buffer,
             "transform": transform,
             "read_threads": read_threads,
         }
@@ -169,14 +167,12 @@ class PcrSource(Source):
     @property
     def batch_size(self) -> int:
         """Samples in a batch."""
-        value: int = self._config["batch_size"]
-        return value
+        return int(self._config["batch_size"])
 
     @property
     def seed(self) -> int:
         """Seed of order and augmentation."""
-        value: int = self._config["seed"]
-        return value
+        return int(self._config["seed"])
 
     @property
     def shard(self) -> tuple[int, int]:
